@@ -1,0 +1,42 @@
+"""The passes of topo-opt. `PASSES` names them all; a pass is imported when it is first used."""
+
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+
+from topo_opt.errors import PipelineError
+from topo_opt.passes.base import Pass
+
+# Name in textual pipelines -> "module:class", in the order in which a compile runs them.
+PASSES = {
+    "topo-raise-named-ops": "topo_opt.passes.ingest.raise_named_ops:RaiseNamedOps",
+    "topo-lower-torch": "topo_opt.passes.ingest.lower_torch:LowerTorch",
+    "topo-verify-structured": "topo_opt.passes.ingest.verify_structured:VerifyStructured",
+    "topo-fold-views": "topo_opt.passes.schedule.fold_views:FoldViews",
+    "topo-form-kernels": "topo_opt.passes.schedule.form_kernels:FormKernels",
+    "topo-mark-inout": "topo_opt.passes.schedule.mark_inout:MarkInout",
+    "topo-choose-tiles": "topo_opt.passes.lower.choose_tiles:ChooseTiles",
+}
+
+
+@cache
+def pass_class(name: str) -> type[Pass]:
+    """The class of a pass by its name in pipelines.
+
+    Raises:
+        PipelineError: no pass of ours has that name.
+    """
+    if name not in PASSES:
+        raise PipelineError(
+            f"'{name}' is not a pass of topo-opt", hint="topo-opt --list-passes names them all"
+        )
+    module, _, attribute = PASSES[name].partition(":")
+    cls = getattr(import_module(module), attribute)
+    if cls.name != name:
+        raise TypeError(f"PASSES has '{name}' but {attribute}.name is '{cls.name}'")
+    return cls
+
+
+def all_passes() -> Iterator[type[Pass]]:
+    """Every pass class, in the order of `PASSES`."""
+    return map(pass_class, PASSES)
