@@ -1,0 +1,1 @@
+"""Ops of the `topo` dialect, one a file."""
