@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_mlir import ir
@@ -25,6 +25,11 @@ class Diagnostic:
     def where(self) -> str | None:
         """`file:line:col`, or None when the place is unknown."""
         return f"{self.file}:{self.line}:{self.col}" if self.line else None
+
+    def in_file(self, name: str) -> "Diagnostic":
+        """The same with the name of the file in place of MLIR's "-", which stands for text that was parsed from memory."""
+        notes = tuple(note.in_file(name) for note in self.notes)
+        return replace(self, file=name if self.file == "-" else self.file, notes=notes)
 
     def render(self, sources: Mapping[str, str] | None = None) -> str:
         """The text for a terminal, with the source line and a caret when `sources` has the file."""

@@ -5,6 +5,7 @@ for both. In a nested group a pass visits all matching ops before the next pass 
 this is what MLIR's own order gives too.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -163,7 +164,10 @@ def _explain(leaf: Leaf, error: str, path: tuple[str, ...]) -> tuple[str, str | 
     if "no such option" in error:
         option = error.split("no such option", 1)[1].split()[0]
         return f"pass '{name}' has no option '{option}'", None
-    if "schedule" in error:
-        anchor = path[-1] if path else ROOT
-        return f"pass '{name}' cannot run on '{anchor}'", f"nest it: func.func({leaf})"
+    if restricted := re.search(r"restricted to '([\w.]+)'", error):
+        anchor = restricted.group(1)
+        return (
+            f"pass '{name}' runs on '{anchor}', not on '{path[-1] if path else ROOT}'",
+            f"write {anchor}({leaf})",
+        )
     return f"pass '{leaf}' is refused: " + " ".join(error.split()), None

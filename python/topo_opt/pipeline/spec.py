@@ -121,7 +121,9 @@ def _parse_items(text: str, at: int, *, closing: bool) -> tuple[tuple[Leaf | Gro
         if separator == "" and not closing:
             return tuple(items), at
         if separator != ",":
-            expected = "missing ')'" if separator == "" else f"expected ',' {'or )' if closing else 'or the end'}"
+            expected = (
+                "missing ')'" if separator == "" else f"expected ',' {'or )' if closing else 'or the end'}"
+            )
             raise PipelineSyntaxError(expected, text, at)
         at += 1
 
@@ -166,7 +168,9 @@ def _closing_brace(text: str, at: int) -> int:
     raise PipelineSyntaxError("missing '}' behind the options", text, at)
 
 
-_OPTION = re.compile(r"""(?P<key>[\w-]+)\s*=\s*(?:"(?P<double>(?:\\.|[^"\\])*)"|'(?P<single>[^']*)'|(?P<bare>[^\s"']*))""")
+_OPTION = re.compile(
+    r"""(?P<key>[\w-]+)\s*=\s*(?:"(?P<double>(?:\\.|[^"\\])*)"|'(?P<single>[^']*)'|(?P<bare>[^\s"']*))"""
+)
 
 
 def _parse_options(text: str, at: int, end: int) -> dict[str, str]:
@@ -180,6 +184,8 @@ def _parse_options(text: str, at: int, end: int) -> dict[str, str]:
         if key in options:
             raise PipelineSyntaxError(f"option '{key}' is given twice", text, at)
         double = match["double"]
-        options[key] = re.sub(r"\\(.)", r"\1", double) if double is not None else match["single"] or match["bare"] or ""
+        options[key] = (
+            re.sub(r"\\(.)", r"\1", double) if double is not None else match["single"] or match["bare"] or ""
+        )
         at = match.end()
     return options

@@ -1,0 +1,189 @@
+"""`topo-opt`: optimizes exported models, and runs passes over MLIR text as the `*-opt` tools of MLIR do.
+
+This file is the command line only; `opt_mlir` and `opt_model` do the work. Exit codes: 0 all went well, 1 an error that was
+reported as one diagnostic, 2 a command line that does not parse.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from topo_opt.errors import InputError, TopoError
+
+MODEL_SUFFIX = ".pt2"
+EXIT_CODES = "exit codes: 0 success, 1 an error (one diagnostic on standard error), 2 a command line that does not parse"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the tool; returns its exit code."""
+    parser = _parser()
+    arguments = parser.parse_args(_normalise(parser, sys.argv[1:] if argv is None else argv))
+    try:
+        return _dispatch(arguments)
+    except TopoError as error:
+        if arguments.traceback:
+            raise
+        print(error.render(), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader has gone; the interpreter must not complain about it once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if arguments.traceback:
+            raise
+        print(f"error: {error.filename or arguments.output}: {error.strerror or error}", file=sys.stderr)
+        return 1
+
+
+def _dispatch(arguments: argparse.Namespace) -> int:
+    models = [name for name in arguments.inputs if name.endswith(MODEL_SUFFIX)]
+    if models and len(models) != len(arguments.inputs):
+        other = next(name for name in arguments.inputs if name not in models)
+        raise InputError(
+            f"'{other}' is not a {MODEL_SUFFIX} file", hint="models and MLIR files are different jobs"
+        )
+    if models:
+        from topo_opt.tools import opt_model
+
+        return opt_model.run(arguments)
+    from topo_opt.tools import opt_mlir
+
+    return opt_mlir.run(arguments)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="topo-opt", description=__doc__.partition("\n")[0], epilog=EXIT_CODES, allow_abbrev=False
+    )
+    parser.add_argument(
+        "inputs",
+        nargs="*",
+        metavar="INPUT",
+        help="model.pt2, several functions of one model as name=model.pt2, or one .mlir/.mlirbc file; - or nothing reads MLIR from stdin",
+    )
+    both = parser.add_argument_group("output")
+    both.add_argument(
+        "-o",
+        dest="output",
+        metavar="PATH",
+        help="where the result goes; default: stdout, for a bundle INPUT.bundle",
+    )
+    both.add_argument(
+        "--version", action="store_true", help="print the versions of topo-opt, torch-mlir, torch and triton"
+    )
+    both.add_argument("--list-passes", action="store_true", help="print every pass with its options")
+    both.add_argument(
+        "--dump-irdl",
+        action="store_true",
+        help="print the topo dialect as IRDL, for other MLIR tools (--irdl-file)",
+    )
+    both.add_argument("--quiet", "-q", action="store_true", help="no progress and no report")
+    both.add_argument("--traceback", action="store_true", help="show the Python traceback of an error")
+
+    model = parser.add_argument_group("models (.pt2)")
+    model.add_argument(
+        "--topology",
+        metavar="NAME|FILE",
+        default="h200-x1",
+        help="the machine to compile for (default: %(default)s)",
+    )
+    model.add_argument(
+        "-O", dest="level", type=int, choices=range(4), default=2, help="optimization level (default: 2)"
+    )
+    model.add_argument(
+        "--bucket",
+        action="append",
+        default=[],
+        metavar="DIM=N,N",
+        help="sizes of a dynamic dim to compile for; may be repeated",
+    )
+    model.add_argument(
+        "--emit",
+        choices=("torch", "structured", "kernel", "triton", "bundle"),
+        default="bundle",
+        help="what to write",
+    )
+    model.add_argument(
+        "--to",
+        choices=("import", "ingest", "schedule", "lower"),
+        help="stop after this phase and print the IR",
+    )
+    model.add_argument(
+        "--strict", action="store_true", help="fail when anything is left to ATen or did not take effect"
+    )
+    model.add_argument(
+        "--trust-model", action="store_true", help="skip the scan of the .pt2: its content may run code"
+    )
+
+    passes = parser.add_argument_group("passes")
+    passes.add_argument(
+        "--pass-pipeline", metavar="TEXT", help="builtin.module(a,func.func(b{option=value}))"
+    )
+    passes.add_argument(
+        "-p", dest="passes", metavar="TEXT", help="the same without builtin.module(...): a,func.func(b)"
+    )
+    passes.add_argument(
+        "--dump-pass-pipeline", action="store_true", help="print the pipeline that will run, to stderr"
+    )
+    passes.add_argument(
+        "--verify-each",
+        default="true",
+        choices=("true", "false", "numeric"),
+        help="verify after every pass; numeric: also execute before and after on random inputs and compare",
+    )
+    passes.add_argument("--mlir-timing", action="store_true", help="print the time of every pass")
+    passes.add_argument("--mlir-print-ir-after-all", action="store_true")
+    passes.add_argument("--mlir-print-ir-after", action="append", default=[], metavar="PASS[,PASS]")
+    passes.add_argument(
+        "--mlir-print-ir-after-change", action="store_true", help="only after passes that changed the IR"
+    )
+    passes.add_argument("--mlir-print-ir-tree-dir", metavar="DIR", help="print into files below DIR")
+    passes.add_argument("--mlir-print-debuginfo", action="store_true", help="print locations")
+    passes.add_argument(
+        "--mlir-pass-pipeline-crash-reproducer",
+        metavar="FILE",
+        help="write the failing pass and its input to FILE",
+    )
+
+    mlir = parser.add_argument_group("MLIR input")
+    mlir.add_argument(
+        "--split-input-file",
+        action="store_true",
+        help="treat the parts between // ----- as files of their own",
+    )
+    mlir.add_argument(
+        "--verify-diagnostics",
+        action="store_true",
+        help="check expected-error@... comments instead of printing errors",
+    )
+    mlir.add_argument(
+        "--verify-roundtrip",
+        action="store_true",
+        help="check that text and bytecode read back as the same IR",
+    )
+    mlir.add_argument("--emit-bytecode", action="store_true")
+    mlir.add_argument(
+        "--run-reproducer", action="store_true", help="run the pipeline that the input has inside"
+    )
+    mlir.add_argument("--allow-unregistered-dialect", action="store_true")
+    return parser
+
+
+def _normalise(parser: argparse.ArgumentParser, argv: Sequence[str]) -> list[str]:
+    """Arguments in the one form that argparse takes: long options may be given with one dash, as MLIR's tools allow, and
+    `--verify-each` without a value."""
+    known = parser._option_string_actions
+    doubled = [
+        "-" + arg if "-" + arg.partition("=")[0] in known and arg.partition("=")[0] not in known else arg
+        for arg in argv
+    ]
+    return ["--verify-each=true" if arg == "--verify-each" else arg for arg in doubled]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
