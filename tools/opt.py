@@ -40,7 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+_DESCRIPTIONS = {"version": "versions", "list_passes": "passes", "dump_irdl": "irdl"}
+
+
 def _dispatch(arguments: argparse.Namespace) -> int:
+    for option, function in _DESCRIPTIONS.items():
+        if getattr(arguments, option):
+            from topo_opt.tools import describe
+
+            print(getattr(describe, function)())
+            return 0
     models = [name for name in arguments.inputs if name.endswith(MODEL_SUFFIX)]
     if models and len(models) != len(arguments.inputs):
         other = next(name for name in arguments.inputs if name not in models)

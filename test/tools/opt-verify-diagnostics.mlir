@@ -6,7 +6,7 @@
 
 // MISSING: {{.*}}.mlir:12: error: expected error "custom op 'retur' is unknown" was not produced
 // UNEXPECTED: {{.*}}.mlir:13:3: error: unexpected error: custom op 'retur' is unknown
-// UNEXPECTED: {{.*}}.mlir:21:18: error: unexpected error: use of value '%x' expects different type
+// UNEXPECTED: {{.*}}.mlir:21:19: error: unexpected error: use of value '%x' expects different type
 
 func.func @good() {
   // expected-error@+1 {{custom op 'retur' is unknown}}

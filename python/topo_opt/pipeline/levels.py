@@ -1,0 +1,45 @@
+"""What `-O0` to `-O3` run, phase by phase.
+
+The phases are those of docs/architecture.md section 7. A level is text in the pipeline notation, so that what
+`topo-opt --dump-pass-pipeline` prints can be given to `--pass-pipeline` as it is.
+"""
+
+from topo_opt.errors import InputError
+from topo_opt.pipeline.spec import ROOT, Group, parse
+
+PHASES = ("ingest", "schedule", "lower")
+
+# How far kernels are fused: one op each for debugging, only what costs no recomputation, everything that is legal.
+_FUSE = {0: "none", 1: "cheap", 2: "full", 3: "full"}
+# -O3 scores every tile shape that fits the machine, the others the short list of each kernel family.
+_SEARCH = {0: "table", 1: "table", 2: "table", 3: "exhaustive"}
+
+
+def _ingest(level: int) -> list[str]:
+    # Named ops first: torch-mlir's lowering would take them apart, and it refuses ops it does not know.
+    return ["topo-raise-named-ops", "topo-lower-torch", "topo-verify-structured"]
+
+
+def _schedule(level: int) -> list[str]:
+    fold = [] if level == 0 else ["topo-fold-views", "canonicalize", "cse"]
+    # Inout is decided on whole kernels: which buffer dies where is known only after they are formed.
+    return [*fold, f"topo-form-kernels{{fuse={_FUSE[level]}}}", "topo-mark-inout"]
+
+
+def _lower(level: int) -> list[str]:
+    return [f"topo-choose-tiles{{search={_SEARCH[level]}}}"]
+
+
+_BUILDERS = {"ingest": _ingest, "schedule": _schedule, "lower": _lower}
+
+
+def pipeline(level: int, phases: tuple[str, ...] = PHASES) -> Group:
+    """The pipeline of an optimization level (0 to 3) for the given phases, in their order.
+
+    Raises:
+        InputError: no such level.
+    """
+    if level not in _FUSE:
+        raise InputError(f"optimization level {level} does not exist", hint="there are -O0, -O1, -O2 and -O3")
+    passes = [text for phase in PHASES if phase in phases for text in _BUILDERS[phase](level)]
+    return parse(f"{ROOT}({','.join(passes)})")
