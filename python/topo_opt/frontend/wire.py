@@ -75,7 +75,7 @@ def _encode(value: Any, blobs: bytearray, path: str) -> Any:
         return {"dict": [[_encode(k, blobs, path), _encode(v, blobs, f"{path}[{k!r}]")] for k, v in items]}
     name = type(value).__name__
     if _RECORDS.get(name) is type(value):
-        fields = dataclasses.fields(value)
+        fields = dataclasses.fields(value)  # type: ignore[arg-type]
         return {name: {f.name: _encode(getattr(value, f.name), blobs, f"{path}.{f.name}") for f in fields}}
     raise TypeError(f"{path} is a {type(value).__module__}.{name}, which cannot leave a child process")
 
