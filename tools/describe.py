@@ -47,3 +47,12 @@ def irdl() -> str:
 
     with dialects.load(ir.Context()):
         return str(Topo._mlir_module).rstrip()
+
+
+def topology_schema() -> str:
+    """The JSON Schema of a topology file."""
+    import json
+
+    from topo_opt.topology import Topology
+
+    return json.dumps(Topology.model_json_schema(), indent=2)

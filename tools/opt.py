@@ -40,7 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-_DESCRIPTIONS = {"version": "versions", "list_passes": "passes", "dump_irdl": "irdl"}
+_DESCRIPTIONS = {
+    "version": "versions",
+    "list_passes": "passes",
+    "dump_irdl": "irdl",
+    "dump_topology_schema": "topology_schema",
+}
 
 
 def _dispatch(arguments: argparse.Namespace) -> int:
@@ -90,6 +95,9 @@ def _parser() -> argparse.ArgumentParser:
         "--dump-irdl",
         action="store_true",
         help="print the topo dialect as IRDL, for other MLIR tools (--irdl-file)",
+    )
+    both.add_argument(
+        "--dump-topology-schema", action="store_true", help="print the JSON Schema of --topology files"
     )
     both.add_argument("--quiet", "-q", action="store_true", help="no progress and no report")
     both.add_argument("--traceback", action="store_true", help="show the Python traceback of an error")

@@ -1,0 +1,6 @@
+"""Machine descriptions: their schema, and loading them by name or from a file."""
+
+from topo_opt.topology.loading import load, names, parse
+from topo_opt.topology.schema import Device, Topology
+
+__all__ = ["Device", "Topology", "load", "names", "parse"]

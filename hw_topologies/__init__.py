@@ -1,0 +1,1 @@
+"""Machine descriptions as data; `topo_opt.topology` reads them."""
