@@ -18,9 +18,8 @@ strings, `tuple[int, ...]`, `tuple[str, ...]`, or one of these `| None`.
 import math
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Any, ClassVar, Literal, NoReturn, Self, Union, get_args, get_origin, get_type_hints
 
 from topo_opt.errors import PipelineError, TopoError
@@ -92,7 +91,6 @@ class Pass:
         return f"{self.name}{{{options}}}" if options else self.name
 
 
-@cache
 def option_types(cls: type[Pass]) -> dict[str, Any]:
     """Field name -> type of every option of a pass, in the order of the fields."""
     hints = get_type_hints(cls)
@@ -133,7 +131,7 @@ def _finite(text: str) -> float:
     return value
 
 
-_PARSERS = {bool: lambda t: _TRUTH[t.lower()], int: int, float: _finite, str: str}
+_PARSERS: dict[Any, Callable[[str], Any]] = {bool: lambda t: _TRUTH[t.lower()], int: int, float: _finite, str: str}
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
 
 
