@@ -13,6 +13,7 @@ from topo_opt.passes.base import Pass, fail
 from topo_opt.pipeline import remarks
 from topo_opt.pipeline.diagnostics import DiagnosedError
 from topo_opt.pipeline.instruments import PrintIr, Reproducer, Timing, Watcher
+from topo_opt.pipeline.numeric import NumericCheck, NumericMismatch
 from topo_opt.pipeline.run import build, run
 from torch_mlir import ir
 
@@ -162,6 +163,47 @@ def test_printing_as_a_tree_of_files(module, tmp_path):
     folder = tmp_path / "builtin_module_no-symbol-name"
     assert sorted(p.name for p in folder.iterdir()) == ["1_test-tag.mlir", "2_cse.mlir"]
     assert ir.Module.parse((folder / "2_cse.mlir").read_text(), module.context)
+
+
+@dataclass(frozen=True)
+class Double(Pass):
+    """Makes every constant twice as large: a pass with a fault."""
+
+    name = "test-double"
+
+    def apply(self, module: Any) -> None:
+        for op in module.regions[0].blocks[0].operations:
+            for inner in op.regions[0].blocks[0].operations:
+                if inner.operation.name == "arith.constant":
+                    value = ir.FloatAttr(inner.operation.attributes["value"])
+                    inner.operation.attributes["value"] = ir.FloatAttr.get(value.type, 2 * value.value)
+
+
+SCALED = """
+func.func @scaled(%x: tensor<4xf32>, %i: tensor<4xi64>) -> tensor<4xf32> {
+  %c = arith.constant 3.0 : f32
+  %e = tensor.empty() : tensor<4xf32>
+  %0 = linalg.generic {indexing_maps = [affine_map<(d0) -> (d0)>, affine_map<(d0) -> (d0)>, affine_map<(d0) -> (d0)>],
+                       iterator_types = ["parallel"]}
+      ins(%x, %i : tensor<4xf32>, tensor<4xi64>) outs(%e : tensor<4xf32>) {
+  ^bb0(%a: f32, %b: i64, %o: f32):
+    %f = arith.sitofp %b : i64 to f32
+    %m = arith.mulf %a, %c : f32
+    %s = arith.addf %m, %f : f32
+    linalg.yield %s : f32
+  } -> tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+"""
+
+
+def test_numeric_check_compares_after_every_pass_and_names_the_one_that_is_wrong(module, monkeypatch):
+    monkeypatch.setitem(PASSES, "test-double", f"{__name__}:Double")
+    good = NumericCheck()
+    run("cse,canonicalize", ir.Module.parse(SCALED, module.context), instruments=[good])
+    assert good.compared == 2
+    with pytest.raises(NumericMismatch, match="'test-double' changed result 0 of @scaled: .*not close"):
+        run("cse,test-double,cse", ir.Module.parse(SCALED, module.context), instruments=[NumericCheck()])
 
 
 def test_timing_names_every_pass(module):
