@@ -26,11 +26,11 @@ from torch.export.graph_signature import (
 )
 
 from topo_opt.errors import InputError, Remark
+from topo_opt.frontend.aten_export import source_line
 from topo_opt.frontend.dynamic_dims import concrete, dynamic_dims, solve_sizes
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
 from topo_opt.frontend.keep_table import keep_table
 from topo_opt.frontend.signature import InputRecord, OutputRecord, Signature, dtype_name, tree_as_json
-from topo_opt.frontend.source_lines import source_line
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,58 @@
+"""Writes of whole rows at given positions (the KV-cache forms) as `topo::index_update`."""
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from topo_opt.frontend.graph_builder import GraphBuilder
+from topo_opt.frontend.topo_ops import INDEX_UPDATE
+
+aten = torch.ops.aten
+
+
+def index_copy(b: GraphBuilder, dest: fx.Node, dim: int, index: fx.Node, source: fx.Node) -> Any:
+    """`aten.index_copy` along `dim`."""
+    return _update(b, dest, source, index, dim)
+
+
+def index_put(
+    b: GraphBuilder, dest: fx.Node, indices: list[fx.Node | None], values: fx.Node, accumulate: bool = False
+) -> Any:
+    """`aten.index_put` with one 1-D index: `dest[:, :, index] = values`."""
+    (dim,) = (i for i, index in enumerate(indices) if index is not None)
+    index = indices[dim]
+    assert index is not None
+    shape = tuple(dest.meta["val"].shape)
+    rows = [*shape[:dim], index.meta["val"].shape[0], *shape[dim + 1 :]]
+    if list(values.meta["val"].shape) != rows:
+        values = b.emit(aten.expand.default, values, rows)
+    wrapped = b.emit(
+        aten.where.self, b.emit(aten.lt.Scalar, index, 0), b.emit(aten.add.Scalar, index, shape[dim]), index
+    )
+    return _update(b, dest, values, wrapped, dim)
+
+
+def updates_rows(
+    dest: fx.Node, indices: list[fx.Node | None], values: fx.Node, accumulate: bool = False
+) -> bool:
+    """Whether an `index_put` has the form that `index_put` above takes.
+
+    With several indices or a boolean one it is a scatter. So it is when `accumulate` adds, since a position may come twice.
+    """
+    given = [i for i in indices if i is not None]
+    if accumulate or len(given) != 1:
+        return False
+    index = given[0].meta["val"]
+    return index.dim() == 1 and index.dtype in (torch.int64, torch.int32)
+
+
+def _update(b: GraphBuilder, dest: fx.Node, source: fx.Node, index: fx.Node, dim: int) -> Any:
+    value = dest.meta["val"]
+    if value.dim() == 0:
+        return b.emit(aten.reshape.default, source, [])
+    if index.meta["val"].dim() == 0:
+        index = b.emit(aten.reshape.default, index, [1])
+    with b.mode:
+        result = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    return b.call(INDEX_UPDATE, (dest, source, index, dim % value.dim()), {}, result)

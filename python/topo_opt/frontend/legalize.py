@@ -1,0 +1,109 @@
+"""Normalized FX graph -> the graph that is imported: contractions, attention, precision and ATen calls made explicit."""
+
+import json
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_flatten
+
+from topo_opt.errors import Remark
+from topo_opt.frontend.aten_export import call_template, source_line
+from topo_opt.frontend.attention import attention
+from topo_opt.frontend.contractions import CONTRACTIONS
+from topo_opt.frontend.externs import known_reason
+from topo_opt.frontend.fx_graph import FxProgram
+from topo_opt.frontend.graph_builder import Argument, GraphBuilder
+from topo_opt.frontend.index_updates import index_copy, index_put, updates_rows
+from topo_opt.frontend.precision import computes_in_f32, narrow_results, widen_arguments
+from topo_opt.frontend.rewrites import REWRITES
+from topo_opt.frontend.signature import dtype_name
+from topo_opt.frontend.topo_ops import aten_call
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class LegalGraph:
+    """The graph to import, whose outputs are the tensors among the program's, and what was left to ATen in it."""
+
+    graph: fx.Graph
+    remarks: tuple[Remark, ...]
+
+
+# Rules that take the arguments of the op as they are; a wide result is narrowed to the op's type.
+_RULES = {
+    **CONTRACTIONS,
+    aten.scaled_dot_product_attention.default: attention,
+    aten.index_copy.default: index_copy,
+}
+
+
+def legalize(program: FxProgram, extern: Mapping[str, str]) -> LegalGraph:
+    """Rewrites the graph of a static program.
+
+    Args:
+        extern: node name -> reason, for nodes to leave to ATen besides those that `externs.known_reason` names.
+    """
+    b = GraphBuilder(program.mode)
+    env: dict[fx.Node, Argument] = {}
+    remarks = []
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = b.placeholder(node.name, node.meta["val"])
+        elif node.op == "output":
+            values = [env[v] for v in node.args[0] if isinstance(v, fx.Node)]
+            b.graph.output(tuple(values))
+        elif node.target is operator.getitem:
+            env[node] = env[node.args[0]][node.args[1]]
+        elif reason := extern.get(node.name) or known_reason(node):
+            with b.at(node):
+                env[node] = _leave(b, node, env, reason)
+            remarks.append(Remark("left-to-aten", _subject(node), reason, source_line(node)))
+        else:
+            with b.at(node):
+                env[node] = _lower(b, node, env)
+    b.graph.eliminate_dead_code()
+    return LegalGraph(b.graph, tuple(remarks))
+
+
+def _lower(b: GraphBuilder, node: fx.Node, env: Mapping[fx.Node, Argument]) -> Argument:
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), env.__getitem__)
+    rule, target, expected = _RULES.get(node.target), node.target, node.meta["val"]
+    if target is aten.index_put.default and updates_rows(*node.args, **node.kwargs):
+        rule = index_put
+    if rule is not None:
+        return narrow_results(b, rule(b, *args, **kwargs), expected)
+    rewrite, wide = REWRITES.get(target), computes_in_f32(node)
+    if wide:
+        args, kwargs = widen_arguments(b, node, args, kwargs)
+    if rewrite is not None and (result := rewrite(b, *args, **kwargs)) is not None:
+        return narrow_results(b, result, expected)
+    if wide:
+        return narrow_results(b, b.emit(target, *args, **kwargs), expected)
+    return b.call(target, args, kwargs, expected, node.name)
+
+
+def _leave(b: GraphBuilder, node: fx.Node, env: Mapping[fx.Node, Argument], reason: str) -> Argument:
+    """A call of ATen in place of the node; its results are the tensors among the node's, in order."""
+    template, operands = call_template(node)
+    tensors = [v for v in tree_flatten(node.meta["val"])[0] if isinstance(v, torch.Tensor)]
+    values = [env[o] for o in operands]
+    dtypes = {
+        "operands": [dtype_name(o.meta["val"].dtype) for o in operands],
+        "results": [dtype_name(t.dtype) for t in tensors],
+    }
+    op = template.pop("op")
+    texts = (op, json.dumps(template), reason, json.dumps(dtypes))
+    target = aten_call(len(values), len(tensors))
+    call = b.call(target, (*texts, *values), {}, tensors if len(tensors) > 1 else tensors[0])
+    results = iter(call if isinstance(call, list) else [call])
+    if isinstance(node.meta["val"], list | tuple):
+        return [next(results) if isinstance(v, torch.Tensor) else v for v in node.meta["val"]]
+    return next(results)
+
+
+def _subject(node: fx.Node) -> str:
+    return str(node.target)
