@@ -1,0 +1,41 @@
+"""Kernel IR -> readable Triton source. One module a family; `lower_kernel` picks it by the `topo.kernel` attribute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from torch_mlir import ir
+
+from topo_opt.codegen.kernel_source import KernelSource
+from topo_opt.codegen.triton.kernel import Kernel
+from topo_opt.codegen.triton.tiles import default_tile
+from topo_opt.errors import UnsupportedError
+
+# Family -> module with `lower(kernel) -> KernelSource`.
+FAMILIES = {
+    "loops": "topo_opt.codegen.triton.loops",
+    "gemm": "topo_opt.codegen.triton.gemm",
+    "attention": "topo_opt.codegen.triton.attention",
+    "update": "topo_opt.codegen.triton.update",
+    "scan": "topo_opt.codegen.triton.scan",
+}
+
+
+def lower_kernel(func_op: ir.Operation, target: object = None) -> KernelSource:
+    """The Triton kernel of a `func.func` with a `topo.kernel` attribute.
+
+    Args:
+        target: the topology the kernel is for; reserved for limits that code generation must know.
+
+    Raises:
+        UnsupportedError: the kernel has an op or an access that its family can't express.
+    """
+    kernel = Kernel(func_op.operation)
+    family = kernel.attributes["family"]
+    if family not in FAMILIES:
+        raise UnsupportedError(f"kernel family '{family}'", hint=f"known are {', '.join(FAMILIES)}")
+    if "tile" not in kernel.attributes:
+        kernel.attributes = {**kernel.attributes, "tile": default_tile(kernel)}
+    lower: Callable[[Kernel], KernelSource] = import_module(FAMILIES[family]).lower
+    return lower(kernel)

@@ -1,0 +1,140 @@
+"""Moving groups of ops into kernel functions and rebuilding the plan function around calls to them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from topo_opt.errors import UnsupportedError
+from topo_opt.passes.schedule.roles import Role, Roles
+from topo_opt.structured.graph import Node
+from torch_mlir import ir
+from torch_mlir.dialects import func
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Compute nodes that become one kernel, in order, with the kernel's attributes."""
+
+    nodes: tuple[Node, ...]
+    attributes: Mapping[str, ir.Attribute]
+
+
+def closure(roles: Roles, nodes: Sequence[Node]) -> tuple[list[Node], list[int]]:
+    """Free ops and views that the nodes need (with the nodes, in order), and the values that must come from memory."""
+    graph, inside = roles.graph, {n.id for n in nodes}
+    needed: dict[int, None] = {}
+    inputs: dict[int, None] = {}
+
+    def need(value: int) -> None:
+        producer = graph.producer(value)
+        if producer is None or (roles.of(producer) is Role.COMPUTE and producer.id not in inside):
+            inputs[value] = None
+        elif producer.id not in needed and producer.id not in inside:
+            needed[producer.id] = None
+            for operand in producer.operands:
+                need(operand)
+
+    for node in nodes:
+        for operand in node.operands:
+            need(operand)
+    order = sorted([*needed, *inside])
+    return [graph.nodes[i] for i in order], list(inputs)
+
+
+def results_of(roles: Roles, nodes: Sequence[Node], users: Sequence[Sequence[int]]) -> list[int]:
+    """Values of the group that something outside reads, also through views and free ops, or that the plan holds in memory."""
+    inside = {n.id for n in nodes}
+    return [v for n in nodes for v in n.results if v in roles.in_memory or _read_outside(roles, v, inside, users)]
+
+
+def _read_outside(roles: Roles, value: int, inside: set[int], users: Sequence[Sequence[int]]) -> bool:
+    for user in users[value]:
+        node = roles.graph.nodes[user]
+        if roles.of(node) is Role.COMPUTE:
+            if user not in inside:
+                return True
+        elif any(_read_outside(roles, r, inside, users) for r in node.results):
+            return True
+    return False
+
+
+@dataclass
+class Outliner:
+    """Makes kernel functions in a module; equal kernels are made once.
+
+    Names are `k_<family>_<digest>`: the digest of the kernel's text, so that they do not depend on anything else.
+    """
+
+    module: ir.Operation
+    known: dict[str, str] = field(default_factory=dict)
+    verdicts: dict[str, bool] = field(default_factory=dict)
+
+    def make(self, roles: Roles, group: Group, inputs: Sequence[int], results: Sequence[int]) -> str:
+        """Builds the kernel function of a group and returns its symbol name."""
+        graph = roles.graph
+        block = self.module.regions[0].blocks[0]
+        kind = ir.FunctionType.get(
+            [graph.handles[v].type for v in inputs], [graph.handles[v].type for v in results]
+        )
+        family = ir.StringAttr(group.attributes["family"]).value
+        with ir.InsertionPoint(block), ir.Location.unknown():
+            outlined = func.FuncOp("kernel", kind, visibility="private")
+        outlined.operation.attributes["topo.kernel"] = ir.DictAttr.get(dict(group.attributes))
+        body = outlined.add_entry_block()
+        mapping = {v: a for v, a in zip(inputs, body.arguments)}
+        needed, _ = closure(roles, group.nodes)
+        with ir.InsertionPoint(body), ir.Location.unknown():
+            clone_nodes(roles, needed, mapping)
+            func.ReturnOp([mapping[v] for v in results])
+        text = str(outlined)
+        name = self.known.get(text)
+        if name is not None:
+            outlined.operation.erase()
+            return name
+        name = self.known[text] = f"k_{family}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+        outlined.operation.attributes["sym_name"] = ir.StringAttr.get(name)
+        return name
+
+    def lowers(self, roles: Roles, group: Group, inputs: Sequence[int], results: Sequence[int]) -> bool:
+        """Whether code generation finds every value of the group at indices that the kernel's tile has."""
+        from topo_opt.codegen.triton import lower_kernel
+
+        fresh = Outliner(self.module)
+        name = fresh.make(roles, group, inputs, results)
+        block = self.module.regions[0].blocks[0]
+        outlined = block.operations[len(block.operations) - 1].operation
+        text = str(outlined)
+        if name not in self.verdicts:
+            try:
+                lower_kernel(outlined)
+                self.verdicts[name] = True
+            except UnsupportedError as error:
+                log.debug("group of %d ops is not one kernel: %s\n%s", len(group.nodes), error, text)
+                self.verdicts[name] = False
+        outlined.erase()
+        return self.verdicts[name]
+
+
+def clone_nodes(roles: Roles, nodes: Iterable[Node], mapping: dict[int, ir.Value]) -> None:
+    """Clones ops at the insertion point with operands replaced through `mapping`, which gets their results."""
+    graph = roles.graph
+    for node in nodes:
+        copy = node.op.clone()
+        _remap(copy.operation, graph.numbers, mapping)
+        mapping.update(zip(node.results, copy.operation.results))
+
+
+def _remap(op: ir.Operation, numbers: Mapping[int, int], mapping: Mapping[int, ir.Value]) -> None:
+    for position, operand in enumerate(op.operands):
+        number = numbers.get(hash(operand))
+        if number is not None:
+            op.operands[position] = mapping[number]
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                _remap(inner.operation, numbers, mapping)

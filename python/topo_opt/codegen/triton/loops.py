@@ -1,0 +1,384 @@
+"""Pointwise ops and reductions over whole rows.
+
+The tile has two axes: `x`, a block of rows (all parallel dimensions, row-major), and `r`, the reduction dimensions. Without
+reduction there is only `x`. When the row fits in one block the kernel is *persistent*: one read of the input. Otherwise
+it loops over blocks of the row, once for every level of reductions that depend on each other and once to store.
+
+`topo.kernel` of this family: `rows`, `cols` (sizes of the two spaces), `full_shape` and `full_map` (affine map from rows and
+cols to the indices of a tensor that spans both, which fixes the row-major order of full-size results), `tile`
+(`x`, `r` block sizes, `warps`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from torch_mlir import ir
+
+from topo_opt.codegen.kernel_source import KernelSource
+from topo_opt.codegen.triton.element_types import compute_type, storage_type
+from topo_opt.codegen.triton.emit import Axis, Complex, Emitter, Scalar, Value, _Environment
+from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
+from topo_opt.codegen.triton.reductions import recognise
+from topo_opt.codegen.triton.writer import Writer
+from topo_opt.errors import UnsupportedError
+from topo_opt.structured.access import domain_indices
+from topo_opt.structured.graph import Node, evaluate
+from topo_opt.structured.index import Expr, contiguous_strides, delinearize, linearize, strided, symbol
+
+Request = tuple[int, int, tuple[Expr, ...]]
+"""A reduction that is needed: node, result position, result indices."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """The iteration space of a loops kernel and its blocks."""
+
+    rows: tuple[int, ...]
+    cols: tuple[int, ...]
+    full_shape: tuple[int, ...]
+    full: Expr
+    """Row-major position in `full_shape` in terms of x and r."""
+    x: Expr
+    r: Expr
+    x_block: int
+    r_block: int
+
+    @property
+    def row_count(self) -> int:
+        return prod(self.rows)
+
+    @property
+    def col_count(self) -> int:
+        return prod(self.cols)
+
+    @property
+    def persistent(self) -> bool:
+        return self.r_block >= self.col_count
+
+
+def read_space(kernel: Kernel) -> Space:
+    """The iteration space from the kernel's attributes."""
+    attributes = kernel.attributes
+    rows, cols = tuple(attributes["rows"]), tuple(attributes["cols"])
+    x, r = symbol("x", prod(rows)), symbol("r", prod(cols))
+    indices = delinearize(x, rows) + delinearize(r, cols)
+    full_shape = tuple(attributes["full_shape"])
+    affine = ir.AffineMapAttr(attributes["full_map"]).value
+    full = linearize([evaluate(e, indices) for e in affine.results], full_shape)
+    tile = attributes["tile"]
+    return Space(rows, cols, full_shape, full, x, r, tile["x"], tile["r"])
+
+
+def lower(kernel: Kernel) -> KernelSource:
+    """The Triton kernel of a function of family `loops`."""
+    return _Loops(kernel).lower()
+
+
+@dataclass
+class _Loops:
+    kernel: Kernel
+    writer: Writer = field(default_factory=lambda: Writer(indent=1))
+
+    def lower(self) -> KernelSource:
+        kernel, graph = self.kernel, self.kernel.graph
+        self.space = space = read_space(kernel)
+        used = {v for node in graph.nodes for v in node.operands} | set(graph.returns)
+        pointers, params = kernel.pointer_params(used)
+        self.emitter = Emitter(graph, self.writer, self._axes(), pointers, fast=kernel.fast)
+        self.emitter.on_reduction = self._reduce_now if space.persistent else self._reduction_missing
+        self._define_rows()
+        if space.persistent:
+            self._define_cols("tl.arange(0, RBLOCK)[None, :]")
+            for position in range(len(graph.returns)):
+                self._store(position)
+        else:
+            self._lower_looped()
+        blocks = {"XBLOCK": space.x_block} | ({"RBLOCK": space.r_block} if space.col_count > 1 else {})
+        signature = ", ".join([p.name for p in params] + [f"{b}: tl.constexpr" for b in blocks])
+        body = f"@triton.jit\ndef {kernel.name}({signature}):\n{self.writer.text()}"
+        return KernelSource(
+            name=kernel.name,
+            source=kernel.file(body),
+            params=tuple(params),
+            grid=(-(-space.row_count // space.x_block), 1, 1),
+            num_warps=kernel.attributes["tile"]["warps"],
+            num_stages=kernel.attributes["tile"].get("stages", 1 if space.persistent else 3),
+            constexprs=blocks,
+            family="loops",
+        )
+
+    # -- axes -------------------------------------------------------------------------------------------------------
+
+    def _axes(self) -> dict[str, Axis]:
+        space = self.space
+        x_mask = "x_mask" if space.row_count % space.x_block else None
+        r_mask = "r_mask" if space.col_count % space.r_block else None
+        return {"x": Axis("x", space.row_count, "x", x_mask), "r": Axis("r", space.col_count, "r", r_mask)}
+
+    def _define_rows(self) -> None:
+        program = "tl.program_id(0).to(tl.int64)" if self.kernel.wide else "tl.program_id(0)"
+        self.writer.line(f"x = {program} * XBLOCK + tl.arange(0, XBLOCK)[:, None]")
+        if self.emitter.axes["x"].mask:
+            self.writer.line(f"x_mask = x < {self.space.row_count}")
+
+    def _define_cols(self, source: str) -> None:
+        if self.space.col_count == 1:
+            return
+        self.writer.line(f"r = {source}")
+        if self.emitter.axes["r"].mask:
+            self.writer.line(f"r_mask = r < {self.space.col_count}")
+
+    @property
+    def _tile_shape(self) -> str:
+        return "(XBLOCK, RBLOCK)" if self.space.col_count > 1 else "(XBLOCK, 1)"
+
+    # -- results ----------------------------------------------------------------------------------------------------
+
+    def _is_full(self, value: int) -> bool:
+        return self.space.col_count > 1 and self.kernel.graph.values[value].numel != self.space.row_count
+
+    def _result_indices(self, value: int) -> list[Expr]:
+        shape = self.kernel.graph.values[value].shape or ()
+        return delinearize(self.space.full if self._is_full(value) else self.space.x, shape)
+
+    def _store(self, position: int) -> None:
+        value = self.kernel.graph.returns[position]
+        info, indices = self.kernel.graph.values[value], self._result_indices(value)
+        shape = self._tile_shape if self._is_full(value) else "(XBLOCK, 1)"
+        found = self.emitter.value(value, indices)
+        where = strided(indices, contiguous_strides(info.shape or ()))
+        if isinstance(found, Complex):
+            element = info.element[8:-1]
+            self._store_scalar(position, found.real, where * 2, element, shape)
+            self._store_scalar(position, found.imag, where * 2 + 1, element, shape)
+        else:
+            self._store_scalar(position, found, where, info.element, shape)
+
+    def _store_scalar(self, position: int, value: Value, where: Expr, element: str, shape: str) -> None:
+        full = "RBLOCK" in shape
+        axes = ["x", "r"] if full else ["x"]
+        source = self.emitter.tensor(value)
+        if not set(axes) <= value.depends or value.is_literal:
+            source = f"tl.broadcast_to({source}, {shape})"
+        offset = self.emitter.index(where)
+        if not set(a for a in axes if self.emitter.axes[a].size > 1) <= where.symbols or where.is_constant:
+            offset = f"tl.full({shape}, {offset}, tl.int32)" if where.is_constant else f"tl.broadcast_to({offset}, {shape})"
+        masks = [m for a in axes if (m := self.emitter.axes[a].mask)]
+        guard = f", mask={' & '.join(masks)}" if masks else ""
+        narrow = "" if compute_type(element) == storage_type(element) else f".to({storage_type(element)})"
+        self.writer.line(f"tl.store(out{position} + {offset}, {source}{narrow}{guard})")
+
+    # -- reductions -------------------------------------------------------------------------------------------------
+
+    def _reduction_loop(self, node: Node, column: Expr) -> list[Expr]:
+        sizes = [s for s, reduced in zip(node.domain, node.reduction) if reduced]
+        if prod(sizes) != self.space.col_count:
+            raise UnsupportedError(f"a reduction over {sizes} in a kernel of {self.space.col_count} columns")
+        return delinearize(column, sizes)
+
+    def _term(self, node: Node, position: int, indices: tuple[Expr, ...]) -> tuple[Value, object] | None:
+        """The masked value to reduce and its combiner, or None when the body is not a known combination."""
+        element = self.kernel.graph.values[node.results[position]].element
+        loop = domain_indices(node, position, indices, self._reduction_loop(node, self.space.r))
+        if node.name == "linalg.contract":
+            return self._contract_term(node, loop, element)
+        known = recognise(node, position, element)
+        if known is None:
+            return None
+        term = self._region_value(node, loop, known.term)
+        return self._masked(term, known.combiner.identity, element), known.combiner
+
+    def _contract_term(self, node: Node, loop: list[Expr], element: str) -> tuple[Value, object]:
+        from topo_opt.codegen.triton.reductions import Combiner
+
+        factors = [self.emitter.real(node.operands[i], node.maps[i].apply(loop)) for i in range(2)]
+        texts = [f"{self.emitter.tensor(f)}.to({compute_type(element)})" for f in factors]
+        product = Value(self.writer.bind(" * ".join(texts)), element, factors[0].depends | factors[1].depends)
+        return self._masked(product, "0", element), Combiner("+", "0", None)
+
+    def _region_value(self, node: Node, loop: list[Expr], wanted: ir.Value) -> Value:
+        block = node.op.regions[0].blocks[0]
+        bound = {
+            hash(a): (lambda o=node.operands[i], m=node.maps[i]: self.emitter.value(o, m.apply(loop)))
+            for i, a in enumerate(block.arguments)
+        }
+        found = self.emitter._scalar(wanted, _Environment(bound, loop))
+        if isinstance(found, Complex):
+            raise UnsupportedError("a reduction of complex values")
+        return found
+
+    def _masked(self, value: Value, identity: str, element: str) -> Value:
+        source = self.emitter.tensor(value)
+        if self.space.col_count > 1 and ("r" not in value.depends or "x" not in value.depends):
+            source = self.writer.bind(f"tl.broadcast_to({source}, {self._tile_shape})")
+        mask = self.emitter.axes["r"].mask
+        if mask and self.space.col_count > 1:
+            source = self.writer.bind(f"tl.where({mask}, {source}, {identity})")
+        return Value(source, element, value.depends | {"x", "r"})
+
+    def _init(self, node: Node, position: int, indices: tuple[Expr, ...]) -> Value:
+        loop = domain_indices(node, position, indices)
+        operand = node.operands[node.inputs + position]
+        return self.emitter.real(operand, node.output_map(position).apply(loop))
+
+    def _finish(self, node: Node, position: int, indices: tuple[Expr, ...], reduced: str, combiner) -> Value:
+        element = self.kernel.graph.values[node.results[position]].element
+        total = self.writer.bind(f"{reduced}.to({compute_type(element)})" if element.startswith("i") else reduced)
+        init = self._init(node, position, indices)
+        if not (init.is_literal and _same_number(init.source, combiner.identity)):
+            total = self.writer.bind(combiner.combine(self.emitter.tensor(init), total))
+        return Value(total, element, frozenset("x"))
+
+    def _reduce_now(self, node: Node, position: int, indices: tuple[Expr, ...]) -> Scalar:
+        """Persistent kernels: the whole row is in the tile."""
+        if any("r" in i.symbols for i in indices):
+            raise UnsupportedError("a reduction is read at another row than the kernel's own")
+        found = self._term(node, position, indices)
+        if found is None:
+            return self._sequential(node, indices)[position]
+        term, combiner = found
+        return self._finish(node, position, indices, combiner.reduce(term.source), combiner)
+
+    def _reduction_missing(self, node: Node, position: int, indices: tuple[Expr, ...]) -> Scalar:
+        raise UnsupportedError("a reduction is read at another row than the kernel's own")
+
+    # -- looped rows ------------------------------------------------------------------------------------------------
+
+    def _lower_looped(self) -> None:
+        returns = self.kernel.graph.returns
+        for level in self._levels():
+            self._reduce_level(level)
+        full = [p for p, v in enumerate(returns) if self._is_full(v)]
+        if full:
+            with self.emitter.scope(f"for r0 in range(0, {self.space.col_count}, RBLOCK):"):
+                self._define_cols("r0 + tl.arange(0, RBLOCK)[None, :]")
+                for position in full:
+                    self._store(position)
+        for position in range(len(returns)):
+            if position not in full:
+                self._store(position)
+
+    def _levels(self) -> list[list[Request]]:
+        """Reductions by how many others they wait for."""
+        depth: dict[Request, int] = {}
+
+        def visit(request: Request) -> int:
+            if request not in depth:
+                node, position, indices = request
+                nested = self._discover(lambda: self._term(self.kernel.graph.nodes[node], position, indices))
+                depth[request] = 1 + max((visit(n) for n in nested), default=-1)
+            return depth[request]
+
+        for value in self.kernel.graph.returns:
+            indices = self._result_indices(value)
+            for request in self._discover(lambda v=value, i=indices: self.emitter.value(v, i)):
+                visit(request)
+        levels: list[list[Request]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+        for request, level in depth.items():
+            levels[level].append(request)
+        return levels
+
+    def _discover(self, ask) -> list[Request]:
+        """The reductions that `ask` needs directly; nothing is written."""
+        emitter = self.emitter
+        saved = emitter.writer, emitter._memo, emitter.on_reduction, self.writer
+        found: dict[Request, None] = {}
+
+        def record(node: Node, position: int, indices: tuple[Expr, ...]) -> Scalar:
+            if any("r" in i.symbols for i in indices):
+                raise UnsupportedError("a reduction is read at another row than the kernel's own")
+            found[(node.id, position, indices)] = None
+            element = self.kernel.graph.values[node.results[position]].element
+            return Value(f"pending{len(found)}", element, frozenset("x"))
+
+        emitter.writer = self.writer = Writer()
+        emitter._memo, emitter.on_reduction = [{}], record
+        try:
+            ask()
+        finally:
+            emitter.writer, emitter._memo, emitter.on_reduction, self.writer = saved
+        return list(found)
+
+    def _reduce_level(self, level: list[Request]) -> None:
+        graph = self.kernel.graph
+        plain, sequential = [], {}
+        for request in level:
+            node = graph.nodes[request[0]]
+            element = graph.values[node.results[request[1]]].element
+            if node.name == "linalg.contract" or recognise(node, request[1], element):
+                plain.append(request)
+            else:
+                sequential.setdefault((request[0], request[2]), []).append(request)
+        if plain:
+            self._reduce_plain(plain)
+        for (number, indices), requests in sequential.items():
+            node = graph.nodes[number]
+            results = self._sequential(node, indices)
+            for _, position, _ in requests:
+                self.emitter.seeds[(node.results[position], indices)] = results[position]
+
+    def _reduce_plain(self, requests: list[Request]) -> None:
+        graph = self.kernel.graph
+        accumulators: list[str] = []
+        combiners = []
+        for number, position, _ in requests:
+            node = graph.nodes[number]
+            element = graph.values[node.results[position]].element
+            known = recognise(node, position, element)
+            identity = known.combiner.identity if known else "0"
+            name = self.writer.fresh("acc")
+            accumulators.append(name)
+            self.writer.line(f"{name} = tl.full({self._tile_shape}, {identity}, {compute_type(element)})")
+        with self.emitter.scope(f"for r0 in range(0, {self.space.col_count}, RBLOCK):"):
+            self._define_cols("r0 + tl.arange(0, RBLOCK)[None, :]")
+            for name, (number, position, indices) in zip(accumulators, requests):
+                found = self._term(graph.nodes[number], position, indices)
+                assert found is not None
+                term, combiner = found
+                combiners.append(combiner)
+                self.writer.line(f"{name} = {combiner.combine(name, term.source)}")
+        for name, combiner, (number, position, indices) in zip(accumulators, combiners, requests):
+            node = graph.nodes[number]
+            total = self._finish(node, position, indices, combiner.reduce(name), combiner)
+            self.emitter.seeds[(node.results[position], indices)] = total
+
+    def _sequential(self, node: Node, indices: tuple[Expr, ...]) -> list[Scalar]:
+        """Any body at all: one column after the other, every row in parallel."""
+        graph = self.kernel.graph
+        elements = [graph.values[v].element for v in node.results]
+        states = []
+        for position, element in enumerate(elements):
+            name = self.writer.fresh("acc")
+            init = self.emitter.tensor(self._init(node, position, indices))
+            self.writer.line(f"{name} = tl.broadcast_to({init}, (XBLOCK, 1)).to({compute_type(element)})")
+            states.append(name)
+        axes = self.emitter.axes
+        column = self.writer.fresh("col")
+        self.emitter.axes = dict(axes) | {column: Axis(column, self.space.col_count, column)}
+        saved, self.emitter.on_reduction = self.emitter.on_reduction, self._reduction_missing
+        try:
+            with self.emitter.scope(f"for {column} in range(0, {self.space.col_count}):"):
+                loop = domain_indices(node, 0, indices, self._reduction_loop(node, symbol(column, self.space.col_count)))
+                current = [Value(s, e, frozenset("x")) for s, e in zip(states, elements)]
+                updated = self.emitter.body(node, loop, range(len(states)), current)
+                texts = [self.emitter.tensor(v) for v in updated if isinstance(v, Value)]
+                fresh = [self.writer.fresh("new") for _ in states]
+                for name, text, element in zip(fresh, texts, elements):
+                    self.writer.line(f"{name} = tl.broadcast_to({text}, (XBLOCK, 1)).to({compute_type(element)})")
+                for state, name in zip(states, fresh):
+                    self.writer.line(f"{state} = {name}")
+        finally:
+            self.emitter.axes, self.emitter.on_reduction = axes, saved
+        return [Value(s, e, frozenset("x")) for s, e in zip(states, elements)]
+
+
+def _same_number(a: str, b: str) -> bool:
+    """Whether two literals are the same number."""
+    names = {"True": "1", "False": "0"}
+    strip = lambda t: names.get(t, t).removeprefix("float('").removesuffix("')")  # noqa: E731
+    return float(strip(a)) == float(strip(b))
+
+
+__all__ = ["Space", "lower", "next_power_of_two", "read_space"]

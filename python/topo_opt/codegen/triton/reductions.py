@@ -1,0 +1,123 @@
+"""Reduction bodies: which ones combine in any order, and how Triton spells them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_mlir import ir
+
+from topo_opt.structured.graph import Node
+
+
+@dataclass(frozen=True)
+class Combiner:
+    """An associative, commutative combination. `function` is a jit function of the prelude, or None for `tl.sum`."""
+
+    symbol: str
+    identity: str
+    function: str | None
+
+    def reduce(self, source: str) -> str:
+        """Source of the reduction of a tile over its second axis, kept as a column."""
+        if self.function is None:
+            return f"tl.sum({source}, axis=1)[:, None]"
+        return f"tl.reduce({source}, 1, {self.function})[:, None]"
+
+    def combine(self, a: str, b: str) -> str:
+        if self.function is None:
+            return f"{a} + {b}"
+        return f"{self.function}({a}, {b})"
+
+
+PRELUDE = {
+    "_mul": "a * b",
+    "_max": "tl.maximum(a, b)",
+    "_min": "tl.minimum(a, b)",
+    "_max_nan": "tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)",
+    "_min_nan": "tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)",
+    "_and": "a & b",
+    "_or": "a | b",
+    "_xor": "a ^ b",
+}
+"""Combination functions a generated file may define, by name."""
+
+
+def _extreme(element: str, largest: bool) -> str:
+    if element == "i1":
+        return "True" if largest else "False"
+    if element.startswith(("f", "bf")):
+        return "float('inf')" if largest else "float('-inf')"
+    bits = int(element[1:])
+    return str(2 ** (bits - 1) - 1 if largest else -(2 ** (bits - 1)))
+
+
+def _combiner(name: str, element: str) -> Combiner | None:
+    table = {
+        "arith.addf": Combiner("+", "0.0", None),
+        "arith.addi": Combiner("+", "0", None),
+        "arith.mulf": Combiner("*", "1.0", "_mul"),
+        "arith.muli": Combiner("*", "1", "_mul"),
+        "arith.maximumf": Combiner("max", _extreme(element, False), "_max_nan"),
+        "arith.minimumf": Combiner("min", _extreme(element, True), "_min_nan"),
+        "arith.maxnumf": Combiner("max", _extreme(element, False), "_max"),
+        "arith.minnumf": Combiner("min", _extreme(element, True), "_min"),
+        "arith.maxsi": Combiner("max", _extreme(element, False), "_max"),
+        "arith.minsi": Combiner("min", _extreme(element, True), "_min"),
+        "arith.andi": Combiner("&", "True" if element == "i1" else "-1", "_and"),
+        "arith.ori": Combiner("|", "False" if element == "i1" else "0", "_or"),
+        "arith.xori": Combiner("^", "False" if element == "i1" else "0", "_xor"),
+    }
+    if element == "i1" and name in ("arith.addi", "arith.muli"):
+        return None
+    return table.get(name)
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """`result = combine(accumulator, term)`; `term` is an SSA value of the region that does not see the accumulators."""
+
+    combiner: Combiner
+    term: ir.Value
+
+
+def recognise(node: Node, position: int, element: str) -> Recognised | None:
+    """The combination that result `position` of a `linalg.generic` computes, None when it is not one of the table."""
+    if node.name != "linalg.generic":
+        return None
+    block = node.op.regions[0].blocks[0]
+    arguments = list(block.arguments)
+    outputs = {hash(a) for a in arguments[node.inputs :]}
+    accumulator = hash(arguments[node.inputs + position])
+    yielded = block.operations[len(block.operations) - 1].operation.operands[position]
+    if hash(yielded) in {hash(a) for a in arguments}:
+        return None
+    op = yielded.owner.operation
+    combiner = _combiner(op.name, element)
+    if combiner is None or len(op.operands) != 2:
+        return None
+    left, right = op.operands
+    term = right if hash(left) == accumulator else left if hash(right) == accumulator else None
+    if term is None or _sees(term, outputs, {hash(a) for a in arguments}):
+        return None
+    return Recognised(combiner, term)
+
+
+def _sees(value: ir.Value, targets: set[int], arguments: set[int]) -> bool:
+    """Whether `value` is or depends on one of `targets` inside the region."""
+    if hash(value) in targets:
+        return True
+    if hash(value) in arguments:
+        return False
+    op = value.owner.operation
+    if op.name in ("arith.constant", "linalg.index"):
+        return False
+    return any(_sees(o, targets, arguments) for o in op.operands)
+
+
+def prelude(source: str) -> str:
+    """Definitions of the combination functions that `source` names."""
+    used = [n for n in PRELUDE if f", {n})" in source or f"{n}(" in source]
+    return "".join(f"@triton.jit\ndef {n}(a, b):\n    return {PRELUDE[n]}\n\n\n" for n in used)
+
+
+__all__ = ["PRELUDE", "Combiner", "Recognised", "prelude", "recognise"]

@@ -1,0 +1,181 @@
+"""How indices travel backwards through ops that only move data.
+
+`view_sources(graph, node, indices)` answers: to know the result of `node` at `indices`, which operand must be known, where,
+and under which condition? Used for fusion legality and for code generation, so both agree by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch_mlir import ir
+
+from topo_opt.structured.graph import Graph, Node
+from topo_opt.structured.index import ZERO, Expr, const, delinearize, linearize
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`low <= index < high` and, when `step` > 1, `(index - low) % step == 0`."""
+
+    index: Expr
+    low: int
+    high: int
+    step: int = 1
+
+    def decided(self) -> bool | None:
+        """True or False when the ranges decide it, else None."""
+        low, high = self.index.bounds
+        if high < self.low or low >= self.high:
+            return False
+        if low >= self.low and high < self.high and self.step == 1:
+            return True
+        return None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A piece of the result: `value` at `indices` where all `conditions` hold (value None: the padding scalar `scalar`)."""
+
+    value: int
+    indices: list[Expr]
+    conditions: tuple[Condition, ...] = ()
+
+
+def _ints(node: Node, name: str) -> list[int]:
+    return list(ir.DenseI64ArrayAttr(node.op.attributes[name]))
+
+
+def reassociation(node: Node) -> list[list[int]]:
+    """The groups of dimensions of an `expand_shape` or `collapse_shape`."""
+    groups = ir.ArrayAttr(node.op.attributes["reassociation"])
+    return [[ir.IntegerAttr(d).value for d in ir.ArrayAttr(g)] for g in groups]
+
+
+def _expand(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]:
+    shape = graph.values[node.results[0]].shape or ()
+    inner = [linearize([indices[d] for d in g], [shape[d] for d in g]) for g in reassociation(node)]
+    return [Source(node.operands[0], inner)]
+
+
+def _collapse(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]:
+    shape = graph.values[node.operands[0]].shape or ()
+    groups = reassociation(node)
+    if not groups:
+        return [Source(node.operands[0], [ZERO] * len(shape))]
+    inner: list[Expr] = []
+    for index, group in zip(indices, groups, strict=True):
+        inner.extend(delinearize(index, [shape[d] for d in group]))
+    return [Source(node.operands[0], inner)]
+
+
+def _kept_dims(sizes: Sequence[int], shape: Sequence[int]) -> list[int | None]:
+    """For a rank-reduced slice: which result dimension each source dimension is, None where it was dropped (MLIR's greedy rule)."""
+    kept: list[int | None] = []
+    axis = 0
+    for size in sizes:
+        if axis < len(shape) and size == shape[axis]:
+            kept.append(axis)
+            axis += 1
+        else:
+            kept.append(None)
+    return kept
+
+
+def slice_parameters(node: Node) -> tuple[list[int], list[int], list[int]]:
+    """Static offsets, sizes and strides of an `extract_slice` or `insert_slice`."""
+    return _ints(node, "static_offsets"), _ints(node, "static_sizes"), _ints(node, "static_strides")
+
+
+def _extract_slice(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]:
+    offsets, sizes, strides = slice_parameters(node)
+    kept = _kept_dims(sizes, graph.values[node.results[0]].shape or ())
+    inner = [(ZERO if axis is None else indices[axis]) * stride + offset for axis, offset, stride in zip(kept, offsets, strides)]
+    return [Source(node.operands[0], inner)]
+
+
+def _insert_slice(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]:
+    offsets, sizes, strides = slice_parameters(node)
+    kept = _kept_dims(sizes, graph.values[node.operands[0]].shape or ())
+    inner: list[Expr] = []
+    conditions = []
+    for position, (axis, offset, size, stride) in enumerate(zip(kept, offsets, sizes, strides)):
+        index = indices[position]
+        conditions.append(Condition(index, offset, offset + (size - 1) * stride + 1 if size else offset, stride))
+        if axis is not None:
+            inner.append((index - offset) // stride)
+    return [Source(node.operands[0], inner, tuple(conditions)), Source(node.operands[1], list(indices))]
+
+
+def _pad(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]:
+    low = _ints(node, "static_low")
+    shape = graph.values[node.operands[0]].shape or ()
+    inner = [index - before for index, before in zip(indices, low)]
+    conditions = tuple(Condition(index, before, before + size) for index, before, size in zip(indices, low, shape))
+    return [Source(node.operands[0], inner, conditions)]
+
+
+def _concat(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]:
+    axis = ir.IntegerAttr(node.op.attributes["dim"]).value
+    sources, start = [], 0
+    for operand in node.operands:
+        size = (graph.values[operand].shape or ())[axis]
+        inner = [*indices[:axis], indices[axis] - start, *indices[axis + 1 :]]
+        sources.append(Source(operand, inner, (Condition(indices[axis], start, start + size),)))
+        start += size
+    return sources
+
+
+def _same(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]:
+    return [Source(node.operands[0], list(indices))]
+
+
+# In a list of sources the first whose conditions hold wins. `tensor.pad` has a scalar for where none holds.
+VIEWS: dict[str, Callable[[Graph, Node, Sequence[Expr]], list[Source]]] = {
+    "tensor.expand_shape": _expand,
+    "tensor.collapse_shape": _collapse,
+    "tensor.extract_slice": _extract_slice,
+    "tensor.insert_slice": _insert_slice,
+    "tensor.pad": _pad,
+    "tensor.concat": _concat,
+    "topo.demote": _same,
+    "tensor.cast": _same,
+}
+
+# Views that cost nothing on contiguous memory.
+RESHAPES = ("tensor.expand_shape", "tensor.collapse_shape")
+
+
+def view_sources(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]:
+    """Where the result of a data-movement op comes from (see `Source`)."""
+    return VIEWS[node.name](graph, node, indices)
+
+
+def domain_indices(node: Node, position: int, indices: Sequence[Expr], reduction: Sequence[Expr] = ()) -> list[Expr]:
+    """Loop indices of a linalg op at which result `position` has the given `indices`.
+
+    Args:
+        reduction: values of the reduction dimensions, in order.
+
+    Raises:
+        ValueError: the output map is not a projected permutation.
+    """
+    loop: list[Expr] = [ZERO] * len(node.domain)
+    for index, dim in zip(indices, node.output_map(position).positions(), strict=True):
+        if dim is not None:
+            loop[dim] = index
+    remaining = iter(reduction)
+    for dim, reduced in enumerate(node.reduction):
+        if reduced:
+            loop[dim] = next(remaining, ZERO)
+    return loop
+
+
+def constant_of(graph: Graph, value: int) -> ir.Attribute | None:
+    """The attribute of an `arith.constant`, or None."""
+    node = graph.producer(value)
+    return node.op.attributes["value"] if node is not None and node.name == "arith.constant" else None
+
+
+__all__ = ["RESHAPES", "VIEWS", "Condition", "Source", "const", "constant_of", "domain_indices", "reassociation", "slice_parameters", "view_sources"]
