@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch_mlir import ir
 
 from topo_opt.structured.graph import Graph, Node
-from topo_opt.structured.index import ZERO, Expr, const, delinearize, linearize
+from topo_opt.structured.index import ZERO, Expr, delinearize, linearize
 
 
 @dataclass(frozen=True)
@@ -172,10 +172,62 @@ def domain_indices(node: Node, position: int, indices: Sequence[Expr], reduction
     return loop
 
 
+def forward_indices(graph: Graph, anchor: int, indices: Sequence[Expr]) -> dict[int, list[Expr]]:
+    """Indices of every value that is one-to-one with `anchor`, when the anchor is at `indices`.
+
+    Follows reshapes, `topo.demote` and loop nests whose map for the operand is a permutation: the values an epilogue of
+    the anchor computes element by element.
+    """
+    known: dict[int, list[Expr]] = {anchor: list(indices)}
+    for node in graph.nodes:
+        reached = [(p, o) for p, o in enumerate(node.operands) if o in known]
+        if not reached or node.results[0] in known:
+            continue
+        for position, operand in reached:
+            moved = _forward(graph, node, position, known[operand])
+            if moved is not None:
+                known.update(zip(node.results, moved))
+                break
+    return known
+
+
+def _forward(graph: Graph, node: Node, position: int, indices: list[Expr]) -> list[list[Expr]] | None:
+    source = graph.values[node.operands[position]].shape or ()
+    if node.name in RESHAPES:
+        shape = graph.values[node.results[0]].shape or ()
+        return [delinearize(linearize(indices, source), shape)]
+    if node.name in ("topo.demote", "tensor.cast"):
+        return [indices]
+    if node.name != "linalg.generic" or node.has_reduction or position >= len(node.maps):
+        return None
+    index_map = node.maps[position]
+    if not index_map.is_projected_permutation:
+        return None
+    loop: list[Expr | None] = [ZERO if size == 1 else None for size in node.domain]
+    for index, dim in zip(indices, index_map.positions()):
+        if dim is not None:
+            loop[dim] = index
+    if any(index is None for index in loop):
+        return None
+    complete = [index for index in loop if index is not None]
+    return [node.output_map(i).apply(complete) for i in range(len(node.results))]
+
+
 def constant_of(graph: Graph, value: int) -> ir.Attribute | None:
     """The attribute of an `arith.constant`, or None."""
     node = graph.producer(value)
     return node.op.attributes["value"] if node is not None and node.name == "arith.constant" else None
 
 
-__all__ = ["RESHAPES", "VIEWS", "Condition", "Source", "const", "constant_of", "domain_indices", "reassociation", "slice_parameters", "view_sources"]
+__all__ = [
+    "RESHAPES",
+    "VIEWS",
+    "Condition",
+    "Source",
+    "constant_of",
+    "domain_indices",
+    "forward_indices",
+    "reassociation",
+    "slice_parameters",
+    "view_sources",
+]

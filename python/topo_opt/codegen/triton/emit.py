@@ -241,6 +241,44 @@ class Emitter:
         name = self.writer.bind(f"tl.load({address}{guard}){widen}", "a")
         return Value(name, element, depends)
 
+    def store(self, pointer: str, number: int, indices: Sequence[Expr], axes: Sequence[str], shape: str) -> None:
+        """Computes the tensor value `number` at `indices` and stores it in a contiguous buffer.
+
+        Args:
+            axes: the axes that the stored tile spans; their masks guard the store.
+            shape: source of the tile's shape, e.g. `(XBLOCK, 1)`.
+        """
+        info = self.graph.values[number]
+        found = self.value(number, indices)
+        where = strided(indices, contiguous_strides(info.shape or ()))
+        if isinstance(found, Complex):
+            inner = info.element[8:-1]
+            self.store_scalar(pointer, found.real, where * 2, inner, axes, shape)
+            self.store_scalar(pointer, found.imag, where * 2 + 1, inner, axes, shape)
+        else:
+            self.store_scalar(pointer, found, where, info.element, axes, shape)
+
+    def store_scalar(
+        self, pointer: str, value: Value, where: Expr, element: str, axes: Sequence[str], shape: str, guard: str | None = None
+    ) -> None:
+        """Stores one value per tile element at element offset `where`, narrowed to its storage type.
+
+        Args:
+            guard: a further condition for the store.
+        """
+        wide = {a for a in axes if self.axes[a].size > 1}
+        source, offset = self.tensor(value), self.index(where)
+        if value.is_literal or not wide <= value.depends:
+            source = f"tl.broadcast_to({source}, {shape})"
+        if where.is_constant:
+            offset = f"tl.full({shape}, {offset}, tl.int32)"
+        elif not wide <= where.symbols:
+            offset = f"tl.broadcast_to({offset}, {shape})"
+        masks = [m for a in axes if (m := self.axes[a].mask)] + ([guard] if guard else [])
+        mask = f", mask={' & '.join(masks)}" if masks else ""
+        narrow = "" if compute_type(element) == storage_type(element) else f".to({storage_type(element)})"
+        self.writer.line(f"tl.store({pointer} + {offset}, {source}{narrow}{mask})")
+
     # -- scalars ----------------------------------------------------------------------------------------------------
 
     def tensor(self, value: Value) -> str:

@@ -17,7 +17,7 @@ from math import prod
 from torch_mlir import ir
 
 from topo_opt.codegen.kernel_source import KernelSource
-from topo_opt.codegen.triton.element_types import compute_type, storage_type
+from topo_opt.codegen.triton.element_types import compute_type
 from topo_opt.codegen.triton.emit import Axis, Complex, Emitter, Scalar, Value, _Environment
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
 from topo_opt.codegen.triton.reductions import recognise
@@ -25,7 +25,7 @@ from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.access import domain_indices
 from topo_opt.structured.graph import Node, evaluate
-from topo_opt.structured.index import Expr, contiguous_strides, delinearize, linearize, strided, symbol
+from topo_opt.structured.index import Expr, delinearize, linearize, symbol
 
 Request = tuple[int, int, tuple[Expr, ...]]
 """A reduction that is needed: node, result position, result indices."""
@@ -145,30 +145,10 @@ class _Loops:
 
     def _store(self, position: int) -> None:
         value = self.kernel.graph.returns[position]
-        info, indices = self.kernel.graph.values[value], self._result_indices(value)
+        indices = self._result_indices(value)
         shape = self._tile_shape if self._is_full(value) else "(XBLOCK, 1)"
-        found = self.emitter.value(value, indices)
-        where = strided(indices, contiguous_strides(info.shape or ()))
-        if isinstance(found, Complex):
-            element = info.element[8:-1]
-            self._store_scalar(position, found.real, where * 2, element, shape)
-            self._store_scalar(position, found.imag, where * 2 + 1, element, shape)
-        else:
-            self._store_scalar(position, found, where, info.element, shape)
-
-    def _store_scalar(self, position: int, value: Value, where: Expr, element: str, shape: str) -> None:
-        full = "RBLOCK" in shape
-        axes = ["x", "r"] if full else ["x"]
-        source = self.emitter.tensor(value)
-        if not set(axes) <= value.depends or value.is_literal:
-            source = f"tl.broadcast_to({source}, {shape})"
-        offset = self.emitter.index(where)
-        if not set(a for a in axes if self.emitter.axes[a].size > 1) <= where.symbols or where.is_constant:
-            offset = f"tl.full({shape}, {offset}, tl.int32)" if where.is_constant else f"tl.broadcast_to({offset}, {shape})"
-        masks = [m for a in axes if (m := self.emitter.axes[a].mask)]
-        guard = f", mask={' & '.join(masks)}" if masks else ""
-        narrow = "" if compute_type(element) == storage_type(element) else f".to({storage_type(element)})"
-        self.writer.line(f"tl.store(out{position} + {offset}, {source}{narrow}{guard})")
+        axes = ("x", "r") if self._is_full(value) else ("x",)
+        self.emitter.store(f"out{position}", value, indices, axes, shape)
 
     # -- reductions -------------------------------------------------------------------------------------------------
 
