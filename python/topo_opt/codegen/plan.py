@@ -20,7 +20,7 @@ from topo_opt.codegen.plan_graph import Node, PlanGraph, contiguous_strides, rea
 from topo_opt.codegen.plan_inplace import InplaceDecision, share_storage
 from topo_opt.errors import CompilerCrash, InputError
 from topo_opt.runtime import plan as rt
-from topo_opt.runtime.dtypes import BY_TORCH, from_triton_name
+from topo_opt.runtime.dtypes import from_triton_name
 
 
 @dataclass(frozen=True)
