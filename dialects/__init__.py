@@ -1,10 +1,11 @@
 """Dialects of topo-opt and what a context needs before any of our IR is built or parsed in it."""
 
-from topo_opt.dialects.topo import Topo
 from torch_mlir import ir
 from torch_mlir._mlir_libs import _mlir
 from torch_mlir.dialects import torch as torch_dialect
 from torch_mlir.passmanager import PassManager
+
+from topo_opt.dialects.topo import Topo
 
 # MLIR looks for the module `<prefix>.<namespace>` when it makes a view of an op. Without one it searches the import path again
 # for every view (30 us instead of 0.6), so each namespace we use has a module here, even an empty one.

@@ -41,9 +41,10 @@ def _describe(cls: type[Pass]) -> Iterator[str]:
 
 def irdl() -> str:
     """The topo dialect in IRDL: the text that `--irdl-file` of other MLIR tools takes."""
+    from torch_mlir import ir
+
     from topo_opt import dialects
     from topo_opt.dialects.topo import Topo
-    from torch_mlir import ir
 
     with dialects.load(ir.Context()):
         return str(Topo._mlir_module).rstrip()

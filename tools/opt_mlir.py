@@ -6,6 +6,8 @@ import re
 import sys
 from pathlib import Path
 
+from torch_mlir import ir
+
 from topo_opt import dialects
 from topo_opt.errors import InputError, TopoError
 from topo_opt.pipeline import diagnostics, remarks
@@ -16,7 +18,6 @@ from topo_opt.pipeline.run import run as run_pipeline
 from topo_opt.pipeline.spec import Group, parse
 from topo_opt.tools import expected
 from topo_opt.tools.output import write_output
-from torch_mlir import ir
 
 BYTECODE_MAGIC = b"ML\xefR"
 SPLIT_MARKER = "// -----"

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from topo_opt.passes.base import Pass, fail
 from torch_mlir import ir
+
+from topo_opt.passes.base import Pass, fail
 
 _OPS = frozenset(
     [

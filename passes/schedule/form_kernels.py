@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+from torch_mlir import ir
+from torch_mlir.dialects import func
+
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.base import Pass
 from topo_opt.passes.schedule import fusion_graph
@@ -15,8 +18,6 @@ from topo_opt.passes.schedule.outline import Group, Outliner, clone_nodes, closu
 from topo_opt.passes.schedule.roles import Role, Roles, assign_roles, kind_of
 from topo_opt.sim import Kind, cluster
 from topo_opt.structured.graph import Graph, Node, read
-from torch_mlir import ir
-from torch_mlir.dialects import func
 
 FAMILIES = {
     Kind.POINTWISE: "loops",

@@ -7,11 +7,12 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torch_mlir import ir
+from torch_mlir.dialects import func
+
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.schedule.roles import Role, Roles
 from topo_opt.structured.graph import Node
-from torch_mlir import ir
-from torch_mlir.dialects import func
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from torch_mlir import ir
+
 from topo_opt.sim import Kind
 from topo_opt.structured.access import RESHAPES, slice_parameters
 from topo_opt.structured.graph import Graph, Node
-from torch_mlir import ir
 
 
 class Role(Enum):

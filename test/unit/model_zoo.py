@@ -88,8 +88,9 @@ def llama_prefill(dtype: torch.dtype) -> Case:
 
 def llama_generator(dtype: torch.dtype) -> Any:
     """A Llama with its cache of 24 tokens in buffers."""
-    from topo_opt.frontend.huggingface import CausalLMWithStaticCache
     from transformers import LlamaForCausalLM
+
+    from topo_opt.frontend.huggingface import CausalLMWithStaticCache
 
     return CausalLMWithStaticCache(
         _hf(LlamaForCausalLM, llama_config(), dtype), batch_size=2, max_cache_len=24

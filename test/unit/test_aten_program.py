@@ -5,10 +5,11 @@ import math
 
 import pytest
 import torch
+from torch import nn
+
 from topo_opt.errors import InputError, UnsupportedError, UntrustedError
 from topo_opt.frontend.aten_export import Signature, call_template, export_aten
 from topo_opt.runtime.aten_program import AtenCall, AtenProgram, call_aten
-from torch import nn
 
 Dim = torch.export.Dim
 

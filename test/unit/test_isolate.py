@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from topo_opt.errors import CompilerCrash, Remark, TopoError, UnsupportedError, UntrustedError
 from topo_opt.frontend import wire
 from topo_opt.frontend.isolate import Limits, run_isolated

@@ -6,6 +6,7 @@ from typing import Literal
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from topo_opt.errors import PipelineError
 from topo_opt.passes import PASSES, pass_class
 from topo_opt.passes.base import Pass, quote

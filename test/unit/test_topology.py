@@ -6,6 +6,7 @@ import random
 from importlib.resources import files
 
 import pytest
+
 from topo_opt import topology
 from topo_opt.errors import TopoError
 from topo_opt.topology.schema import Topology

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from topo_opt.dialects.topo.dialect import Topo, static_tensor, verifier
 from torch_mlir import ir
 from torch_mlir.dialects import ext
+
+from topo_opt.dialects.topo.dialect import Topo, static_tensor, verifier
 
 
 class IndexUpdateOp(Topo.Operation, name="index_update", traits=[ext.Pure]):
