@@ -1,0 +1,123 @@
+"""What a kernel moves and computes, and how long that takes at least on a device.
+
+The time is a floor, not a forecast: bytes that must cross the memory once, divided by what a copy reaches, or operations divided
+by what a large matrix product reaches, whichever is longer, plus the start of the kernel. It ranks kernels and gives the
+shares in the report; nothing is decided by it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch_mlir import ir
+
+from topo_opt.structured.graph import Graph, Node, element_bytes, read
+from topo_opt.topology import Device
+
+_MATRIX_OPS = ("linalg.contract", "topo.attention")
+# MLIR element type -> the name of its rate in a topology; what is not listed computes in f32.
+_RATES = {"f64": "f64", "bf16": "bf16", "f16": "f16", "f8E4M3FN": "f8", "f8E5M2": "f8", "i8": "i8"}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes read and written once; operations on tensor cores by their type; operations of everything else."""
+
+    nbytes: int
+    matrix_ops: Mapping[str, int]
+    scalar_ops: int
+
+    @property
+    def ops(self) -> int:
+        """All operations; a multiply-add counts as two."""
+        return sum(self.matrix_ops.values()) + self.scalar_ops
+
+    def floor_ns(self, device: Device) -> float:
+        """The least time in nanoseconds that one replayed launch takes on `device`."""
+        memory = self.nbytes / device.memory.read_write_bytes_per_s.value
+        matrix = sum(count / device.ops_per_s(dtype) for dtype, count in self.matrix_ops.items())
+        compute = matrix + self.scalar_ops / device.ops_per_s("f32")
+        return 1e9 * max(memory, compute) + device.launch.replayed_ns.value
+
+
+def work_of(func: ir.Operation) -> Work:
+    """The work of a function with a body: a kernel, or a whole plan function."""
+    graph = read(func)
+    matrix: dict[str, int] = {}
+    scalar = 0
+    for node in graph.nodes:
+        if node.name in _MATRIX_OPS:
+            element = graph.values[node.operands[0]].element
+            dtype = _RATES.get(element, "f32")
+            matrix[dtype] = matrix.get(dtype, 0) + _matrix_ops(graph, node)
+        else:
+            scalar += _scalar_ops(graph, node)
+    return Work(_traffic(graph), matrix, scalar)
+
+
+def declared_traffic(func: ir.Operation) -> int:
+    """Bytes of all arguments and results of a declaration, such as an ATen call's."""
+    kind = ir.FunctionType(ir.TypeAttr(func.attributes["function_type"]).value)
+    return sum(_type_bytes(t) for t in (*kind.inputs, *kind.results))
+
+
+def _matrix_ops(graph: Graph, node: Node) -> int:
+    if node.name == "linalg.contract":
+        return 2 * math.prod(node.domain)
+    q, k, v = (graph.values[operand].shape or () for operand in node.operands[:3])
+    batch, heads, rows, depth = q
+    pairs = batch * heads * rows * k[2]
+    causal = ir.BoolAttr(node.op.attributes["causal"]).value
+    # A causal mask leaves half of a square, everything of what lies left of it.
+    seen = pairs - batch * heads * (min(rows, k[2]) ** 2 // 2) if causal else pairs
+    return 2 * seen * (depth + v[3])
+
+
+def _scalar_ops(graph: Graph, node: Node) -> int:
+    if node.is_loop_nest:
+        body = node.op.regions[0].blocks[0].operations
+        return math.prod(node.domain) * max(len(body) - 1, 1)
+    return graph.values[node.results[0]].numel if node.name == "tm_tensor.scan" else 0
+
+
+def _traffic(graph: Graph) -> int:
+    rewritten = _rewritten(graph.func)
+    users = graph.users()
+    total = 0
+    for position, argument in enumerate(graph.arguments):
+        if position in rewritten.values():
+            continue
+        size = graph.values[argument].nbytes
+        readers = [graph.nodes[n] for n in users[argument]]
+        if readers and all(_gathers(reader, argument) for reader in readers):
+            # A table that is only looked up in costs what is looked up, not what it holds.
+            size = min(size, sum(graph.values[r].nbytes for reader in readers for r in reader.results))
+        total += size if readers else 0
+    for position, value in enumerate(graph.returns):
+        total += _written_bytes(graph, value) if position in rewritten else graph.values[value].nbytes
+    return total
+
+
+def _rewritten(func: ir.Operation) -> dict[int, int]:
+    """Result -> argument of `topo.inout`."""
+    if "topo.inout" not in func.attributes:
+        return {}
+    pairs = [list(pair) for pair in ir.ArrayAttr(func.attributes["topo.inout"])]
+    return {ir.IntegerAttr(result).value: ir.IntegerAttr(argument).value for result, argument in pairs}
+
+
+def _written_bytes(graph: Graph, value: int) -> int:
+    """What an update writes into the buffer that it changes: as much as its source has."""
+    node = graph.producer(value)
+    if node is None or node.name != "topo.index_update":
+        return graph.values[value].nbytes
+    return graph.values[node.operands[1]].nbytes
+
+
+def _gathers(node: Node, argument: int) -> bool:
+    return node.is_loop_nest and argument in node.operands[len(node.maps) :]
+
+
+def _type_bytes(kind: ir.Type) -> int:
+    shaped = ir.RankedTensorType(kind)
+    return math.prod(tuple(shaped.shape)) * element_bytes(str(shaped.element_type))

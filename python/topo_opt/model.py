@@ -1,0 +1,198 @@
+"""A model on its way into the compiler: loaded and lowered to structured IR in a child process, handed over as plain data.
+
+The child is there because a model file comes from strangers and the native lowering can die on odd input; what it hands over
+names no code (`frontend.wire`). Weights stay where they are: the parent gets a description of them.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from topo_opt.errors import InputError, Remark, UnsupportedError
+from topo_opt.frontend import wire
+from topo_opt.frontend.isolate import Limits, run_isolated
+from topo_opt.frontend.signature import DimRecord, InputRecord, OutputRecord, Signature
+
+for _record in (DimRecord, InputRecord, OutputRecord, Signature):
+    wire.record(_record)
+
+Source = Any
+"""A path to a `.pt2` file, or an `ExportedProgram` in memory."""
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@wire.record
+@dataclass(frozen=True)
+class FunctionVariant:
+    """One function at one bucket. `symbol` is its name in the module, None when the whole function is left to ATen."""
+
+    function: str
+    symbol: str | None
+    bucket: dict[str, int]
+    signature: Signature
+
+
+@wire.record
+@dataclass(frozen=True)
+class ImportedModel:
+    """What the child hands over.
+
+    `module` is bytecode of the structured module, `aten` the ATen program of each function as JSON text.
+    """
+
+    module: bytes
+    variants: tuple[FunctionVariant, ...]
+    aten: dict[str, str]
+    remarks: tuple[Remark, ...] = field(default=())
+
+
+def import_model(
+    sources: Mapping[str, Source],
+    *,
+    buckets: Mapping[str, Sequence[int]] | None = None,
+    trust: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
+) -> ImportedModel:
+    """Loads and lowers every function.
+
+    Args:
+        sources: function name -> path or exported program.
+        buckets: name of a dynamic dim -> sizes to compile for. Every function gets a variant for each combination of the sizes
+            of the dims that it has.
+        trust: load archives without scanning them first.
+
+    Raises:
+        InputError: a file that cannot be loaded, or buckets that do not fit.
+        UntrustedError: a file with content that is not on the list.
+        UnsupportedError, CompilerCrash: the model cannot be imported.
+    """
+    return run_isolated(_import, dict(sources), dict(buckets or {}), trust, stage="import", limits=limits)
+
+
+def torch_dialect(
+    sources: Mapping[str, Source],
+    *,
+    buckets: Mapping[str, Sequence[int]] | None = None,
+    trust: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
+) -> str:
+    """The variants in the torch dialect as text, one module each, as they are before the first pass; raises as `import_model`."""
+    return run_isolated(_torch_text, dict(sources), dict(buckets or {}), trust, stage="import", limits=limits)
+
+
+def _import(
+    sources: Mapping[str, Source], buckets: Mapping[str, Sequence[int]], trust: bool
+) -> ImportedModel:
+    from topo_opt.frontend.ingest import ingest
+
+    programs = _load(sources, trust)
+    ingested = ingest(programs, _combinations(programs, buckets))
+    variants = tuple(FunctionVariant(r.function, r.symbol, r.bucket, r.signature) for r in ingested.functions)
+    aten, remarks = _aten_programs(programs, ingested)
+    return ImportedModel(ingested.module, variants, aten, (*ingested.remarks, *remarks))
+
+
+def _aten_programs(programs: Mapping[str, Any], ingested: Any) -> tuple[dict[str, str], list[Remark]]:
+    """The ATen program of every function, with its dims dynamic where they are; a function that has none becomes a remark."""
+    import json
+
+    from topo_opt.frontend.aten_export import export_aten
+    from topo_opt.frontend.fx_graph import decompose
+
+    programs_json: dict[str, str] = {}
+    remarks: list[Remark] = []
+    for function, exported in programs.items():
+        record = next(r for r in ingested.functions if r.function == function)
+        try:
+            if record.signature.dims:
+                decomposed = decompose(exported)
+                data = export_aten(decomposed.graph_module, decomposed.graph_signature)
+            else:
+                data = record.aten_program()
+        except UnsupportedError as error:
+            if record.symbol is None:
+                raise
+            remarks.append(Remark("no-fallback", function, error.message, error.where))
+            continue
+        programs_json[function] = json.dumps(data, allow_nan=False)
+    return programs_json, remarks
+
+
+def _torch_text(sources: Mapping[str, Source], buckets: Mapping[str, Sequence[int]], trust: bool) -> str:
+    from torch_mlir import ir
+
+    from topo_opt.dialects import load
+    from topo_opt.frontend.fx_graph import decompose, specialize
+    from topo_opt.frontend.import_torch import ImportFailure, import_graph
+    from topo_opt.frontend.ingest import variant_symbol
+    from topo_opt.frontend.legalize import legalize
+
+    programs = _load(sources, trust)
+    combinations = _combinations(programs, buckets)
+    context = load(ir.Context())
+    texts = []
+    for function, exported in programs.items():
+        decomposed = decompose(exported)
+        for bucket in combinations.get(function, [{}]):
+            program = specialize(decomposed, bucket)
+            if program.whole_reason is not None:
+                reason = program.whole_reason
+                raise UnsupportedError(
+                    f"'{function}' is not static: {reason.subject}: {reason.reason}", where=reason.where
+                )
+            symbol = variant_symbol(function, bucket)
+            try:
+                module = import_graph(
+                    context,
+                    legalize(program, {}).graph,
+                    symbol,
+                    program.signature,
+                    {"topo.function": function},
+                )
+            except ImportFailure as failure:
+                raise UnsupportedError(
+                    f"node {failure.node} of '{function}' cannot be imported: {failure.reason}"
+                ) from None
+            texts.append(str(module))
+    return "// -----\n".join(texts)
+
+
+def _load(sources: Mapping[str, Source], trust: bool) -> dict[str, Any]:
+    return {name: _load_one(source, trust) for name, source in sources.items()}
+
+
+def _load_one(source: Source, trust: bool) -> Any:
+    if not isinstance(source, str | Path):
+        return source
+    from topo_opt.frontend.load import load_archive
+
+    return load_archive(Path(source), trust=trust)
+
+
+def _combinations(
+    programs: Mapping[str, Any], buckets: Mapping[str, Sequence[int]]
+) -> dict[str, list[dict[str, int]]]:
+    """Function -> the sizes of its dims, every combination of those asked for.
+
+    Raises:
+        InputError: a dim that no function has.
+    """
+    from topo_opt.frontend.dynamic_dims import dynamic_dims
+
+    names = {function: {d.name for d in dynamic_dims(program)} for function, program in programs.items()}
+    every = set().union(*names.values())
+    for dim in buckets:
+        if dim not in every:
+            known = ", ".join(sorted(every)) or "none"
+            raise InputError(
+                f"a bucket was given for '{dim}', which is no dynamic dim", hint=f"dynamic dims: {known}"
+            )
+    combinations = {}
+    for function, dims in names.items():
+        asked = [[(dim, size) for size in sizes] for dim, sizes in buckets.items() if dim in dims]
+        combinations[function] = [dict(choice) for choice in itertools.product(*asked)]
+    return combinations

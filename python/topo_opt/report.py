@@ -1,0 +1,241 @@
+"""What a compile says about itself: report.json of the bundle, and the table at the end of a compile.
+
+Nothing in it depends on time or machine, so that equal inputs give equal bundles.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TextIO
+
+from torch_mlir import ir
+
+from topo_opt.driver import Compilation, callees, kernels, plan_functions
+from topo_opt.errors import Remark
+from topo_opt.estimate import declared_traffic, work_of
+
+SCHEMA = 1
+_GRAPH_NODE = "fxnode:"
+_AT_MOST = 30
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel (or ATen call): how often it is launched over all functions, what is fused in it, its floor per launch.
+
+    `share` is its part of the expected time of one call of every function. `ops`: operation of the model -> how many.
+    """
+
+    symbol: str
+    family: str
+    launches: int
+    ops: dict[str, int]
+    nbytes: int
+    operations: int
+    floor_ns: float
+    share: float
+    grid: tuple[int, ...] | None = None
+    num_warps: int | None = None
+    registers: int | None = None
+    spills: int | None = None
+    shared: int | None = None
+
+
+@dataclass(frozen=True)
+class FunctionRow:
+    """One function at one bucket. `kernels`: launches, `aten`: calls left to ATen; `whole`: run as an ATen program."""
+
+    function: str
+    bucket: dict[str, int]
+    kernels: int
+    distinct_kernels: int
+    aten: int
+    floor_ns: float
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """All of it. `left` has an entry for everything that did not take effect or was left to ATen."""
+
+    topology: str
+    level: int
+    functions: tuple[FunctionRow, ...]
+    kernels: tuple[KernelRow, ...]
+    left: tuple[Remark, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """report.json."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+def build(compilation: Compilation, resources: Mapping[str, Any] | None = None) -> Report:
+    """The report of a compile whose kernels have been formed.
+
+    Args:
+        resources: kernel symbol -> registers, spills and shared memory, where the ahead-of-time compile has run.
+    """
+    device = compilation.options.topology.primary
+    launches: Counter[str] = Counter()
+    for _, function in plan_functions(compilation.module):
+        launches.update(callees(function))
+    rows = [
+        *_kernel_rows(compilation, launches, resources or {}),
+        *_aten_rows(compilation, launches),
+    ]
+    total = sum(row.floor_ns * row.launches for row in rows)
+    shared = tuple(
+        sorted(
+            (_with_share(row, total) for row in rows),
+            key=lambda row: (-row.share, row.symbol),
+        )
+    )
+    floors = {row.symbol: row.floor_ns for row in rows}
+    return Report(
+        compilation.options.topology.name,
+        compilation.options.level,
+        tuple(_function_rows(compilation, floors, device.launch.eager_ns.value)),
+        shared,
+        tuple(compilation.remarks),
+    )
+
+
+def _with_share(row: KernelRow, total: float) -> KernelRow:
+    share = row.floor_ns * row.launches / total if total else 0.0
+    return KernelRow(**{**vars(row), "share": round(share, 6), "floor_ns": round(row.floor_ns, 1)})
+
+
+def _kernel_rows(
+    compilation: Compilation, launches: Counter[str], resources: Mapping[str, Any]
+) -> Iterator[KernelRow]:
+    device = compilation.options.topology.primary
+    for symbol, function in kernels(compilation.module):
+        if not launches[symbol]:
+            continue
+        work = work_of(function)
+        source, used = compilation.sources.get(symbol), resources.get(symbol)
+        family = ir.StringAttr(ir.DictAttr(function.attributes["topo.kernel"])["family"]).value
+        yield KernelRow(
+            symbol,
+            family,
+            launches[symbol],
+            _fused(function),
+            work.nbytes,
+            work.ops,
+            work.floor_ns(device),
+            0.0,
+            source.grid if source else None,
+            source.num_warps if source else None,
+            *((used.registers, used.spills, used.shared) if used else (None, None, None)),
+        )
+
+
+def _aten_rows(compilation: Compilation, launches: Counter[str]) -> Iterator[KernelRow]:
+    device = compilation.options.topology.primary
+    for view in compilation.module.body.operations:
+        op = view.operation
+        if "topo.aten" not in op.attributes:
+            continue
+        symbol, name = (ir.StringAttr(op.attributes[key]).value for key in ("sym_name", "topo.aten"))
+        if launches[symbol]:
+            nbytes = declared_traffic(op)
+            floor_ns = (
+                1e9 * nbytes / device.memory.read_write_bytes_per_s.value + device.launch.eager_ns.value
+            )
+            yield KernelRow(symbol, "aten", launches[symbol], {name: 1}, nbytes, 0, floor_ns, 0.0)
+
+
+def _function_rows(
+    compilation: Compilation, floors: Mapping[str, float], eager_ns: float
+) -> Iterator[FunctionRow]:
+    bodies = dict(plan_functions(compilation.module))
+    for variant in compilation.variants:
+        if variant.symbol is None:
+            yield FunctionRow(variant.function, variant.bucket, 0, 0, 0, 0.0, True)
+            continue
+        called = [c for c in callees(bodies[variant.symbol]) if c in floors]
+        formed = [c for c in called if not c.startswith("aten.")]
+        floor_ns = round(sum(floors[c] for c in called), 1)
+        aten = len(called) - len(formed)
+        yield FunctionRow(
+            variant.function, variant.bucket, len(formed), len(set(formed)), aten, floor_ns, False
+        )
+
+
+def _fused(function: ir.Operation) -> dict[str, int]:
+    """Operation of the model -> how many of them went into a kernel, told from the locations of its ops."""
+    nodes: dict[str, None] = {}
+    for view in function.regions[0].blocks[0].operations:
+        nodes.update(dict.fromkeys(_graph_nodes(view.operation.location)))
+    counts = Counter(re.sub(r"(_default|_tensor)?(_\d+)?$", "", node) for node in nodes)
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _graph_nodes(location: ir.Location) -> Iterator[str]:
+    if isinstance(location, ir.NameLoc):
+        if location.name_str.startswith(_GRAPH_NODE):
+            yield location.name_str.removeprefix(_GRAPH_NODE)
+        yield from _graph_nodes(location.child_loc)
+    elif isinstance(location, ir.FusedLoc):
+        for part in location.locations:
+            yield from _graph_nodes(part)
+
+
+def render(report: Report, stream: TextIO, *, width: int | None = None) -> None:
+    """Prints the table: in colour and boxed on a terminal, plain text otherwise."""
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(file=stream, width=width or (None if stream.isatty() else 140), highlight=False)
+    floor_us = sum(row.floor_ns for row in report.functions) / 1e3
+    table = Table(
+        box=SIMPLE, title=f"-O{report.level} for {report.topology}, expected at least {floor_us:.1f} us"
+    )
+    for name, justify in (
+        ("kernel", "left"),
+        ("launches", "right"),
+        ("fused operations", "left"),
+        ("MB", "right"),
+        ("us", "right"),
+        ("share", "right"),
+    ):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for row in report.kernels[:_AT_MOST]:
+        fused = " ".join(op if count == 1 else f"{op}x{count}" for op, count in row.ops.items())
+        table.add_row(
+            row.symbol,
+            str(row.launches),
+            fused,
+            f"{row.nbytes / 1e6:.2f}",
+            f"{row.floor_ns / 1e3:.2f}",
+            f"{100 * row.share:.1f}%",
+        )
+    if len(report.kernels) > _AT_MOST:
+        table.add_row(f"and {len(report.kernels) - _AT_MOST} more", "", "", "", "", "")
+    console.print(table)
+    for function in report.functions:
+        console.print(_function_line(function), markup=False)
+    for line in _left_lines(report.left):
+        console.print(line, markup=False)
+
+
+def _function_line(row: FunctionRow) -> str:
+    bucket = "".join(f" {name}={size}" for name, size in row.bucket.items())
+    if row.whole:
+        return f"{row.function}{bucket}: left to ATen as a whole"
+    aten = f", {row.aten} calls left to ATen" if row.aten else ", nothing left to ATen"
+    return f"{row.function}{bucket}: {row.kernels} launches of {row.distinct_kernels} kernels{aten}"
+
+
+def _left_lines(left: Sequence[Remark]) -> Iterator[str]:
+    """One line for each reason; many places with the same one are counted."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for remark in left:
+        groups.setdefault((remark.kind, remark.subject, remark.reason), []).append(
+            remark.where or "unknown place"
+        )
+    for (kind, subject, reason), places in groups.items():
+        more = f" and {len(places) - 1} more places" if len(places) > 1 else ""
+        yield f"{kind}: {subject}: {reason} ({places[0]}{more})"
