@@ -6,6 +6,7 @@
 Both programs share parameters and cache buffers: run prefill once, then decode token by token.
 """
 
+import copy
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,8 @@ class CausalLMWithStaticCache(nn.Module):
         for i, layer in enumerate(cache.layers):
             self.register_buffer(f"key_cache_{i}", layer.keys)
             self.register_buffer(f"value_cache_{i}", layer.values)
-        self._cache = cache
+            layer.keys = layer.values = None
+        self._template = cache
 
     def forward(self, input_ids: Tensor, start: Tensor) -> Tensor:
         """Logits `[batch_size, tokens, vocabulary]`.
@@ -67,11 +69,17 @@ class CausalLMWithStaticCache(nn.Module):
             input_ids: int64 `[batch_size, tokens]`.
             start: int64 `[1]`, the number of tokens already in the cache.
         """
-        for i, layer in enumerate(self._cache.layers):
-            # Bound at every call: export then sees each cache once, as a buffer, and the counter is not state.
+        return self.model(input_ids=input_ids, cache=self._bound_cache(start), use_cache=True).logits
+
+    def _bound_cache(self, start: Tensor) -> Any:
+        """A cache object over the buffers. A new one for each call: export then sees each cache once, as a buffer, the
+        position is no state, and no tensor of a trace outlives it."""
+        cache = copy.copy(self._template)
+        cache.layers = [copy.copy(layer) for layer in self._template.layers]
+        for i, layer in enumerate(cache.layers):
             layer.keys, layer.values = getattr(self, f"key_cache_{i}"), getattr(self, f"value_cache_{i}")
             layer.cumulative_length = start[0].clone()
-        return self.model(input_ids=input_ids, cache=self._cache, use_cache=True).logits
+        return cache
 
     def reset(self) -> None:
         """Empties the cache."""

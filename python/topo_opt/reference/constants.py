@@ -62,7 +62,7 @@ def _from_text(op: ir.Operation, shape: list[int], dtype: torch.dtype) -> torch.
         tensor = torch.view_as_complex(parts.reshape(-1, 2))
     else:
         tensor = _elements(tokens, dtype)
-    return tensor.expand(shape) if tensor.numel() == 1 else tensor.reshape(shape)
+    return tensor.reshape(()).expand(shape) if tensor.numel() == 1 else tensor.reshape(shape)
 
 
 def _elements(tokens: list[str], dtype: torch.dtype) -> torch.Tensor:
