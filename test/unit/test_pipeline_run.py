@@ -202,7 +202,7 @@ def test_numeric_check_compares_after_every_pass_and_names_the_one_that_is_wrong
     good = NumericCheck()
     run("cse,canonicalize", ir.Module.parse(SCALED, module.context), instruments=[good])
     assert good.compared == 2
-    with pytest.raises(NumericMismatch, match="'test-double' changed result 0 of @scaled: .*not close"):
+    with pytest.raises(NumericMismatch, match=r"'test-double' changed result 0 of @scaled: .*not close"):
         run("cse,test-double,cse", ir.Module.parse(SCALED, module.context), instruments=[NumericCheck()])
 
 
