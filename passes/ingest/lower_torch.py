@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from topo_opt.passes.base import Pass, PassFailure
 from torch_mlir import ir
 from torch_mlir.dialects.transform import interpreter
 from torch_mlir.passmanager import PassManager
+
+from topo_opt.passes.base import Pass, PassFailure
 
 # The conversions run singly: torch-mlir's own pipeline ends in a check that refuses the ops we raised. A casts-and-loops pass
 # comes before the ones that make use of what it leaves.
@@ -48,6 +49,7 @@ class LowerTorch(Pass):
             for pipeline in _PIPELINE:
                 _run(pipeline, module)
             _generalize(module)
+            _fold_narrowed_constants(module)
             _run(_AFTER, module)
 
 
@@ -87,3 +89,34 @@ def _generalize(module: Any) -> None:
           }}
         }}""")
     interpreter.apply_named_sequence(module, schedule.body.operations[0], schedule)
+
+
+def _fold_narrowed_constants(module: Any) -> None:
+    """`arith.truncf` of an f64 constant becomes a constant: torch rounds a Python number once to the type it computes in.
+
+    MLIR's own folder leaves those that are not exact.
+    """
+    found: list[ir.Operation] = []
+
+    def collect(op: ir.Operation) -> ir.WalkResult:
+        if op.name == "arith.truncf" and _is_float_constant(op.operands[0]):
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(collect)
+    for op in found:
+        kind = op.results[0].type
+        value = ir.FloatAttr(op.operands[0].owner.attributes["value"]).value
+        with ir.InsertionPoint(op), op.location:
+            constant = ir.Operation.create(
+                "arith.constant", results=[kind], attributes={"value": ir.FloatAttr.get(kind, value)}
+            )
+        op.results[0].replace_all_uses_with(constant.results[0])
+        op.erase()
+
+
+def _is_float_constant(value: ir.Value) -> bool:
+    owner = value.owner
+    return isinstance(owner, ir.Operation | ir.OpView) and (
+        owner.operation.name == "arith.constant" and isinstance(value.type, ir.FloatType)
+    )

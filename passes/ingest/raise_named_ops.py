@@ -1,14 +1,14 @@
 """`topo-raise-named-ops`: named operations of the frontend become ops of the structured IR."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from topo_opt.passes.base import Pass, fail
-from topo_opt.passes.ingest.torch_types import builtin_tensor
 from torch_mlir import ir
 from torch_mlir.dialects import arith, linalg, tensor
+
+from topo_opt.passes.base import Pass, fail
+from topo_opt.passes.ingest.torch_types import builtin_tensor
 
 _PREFIX = "torch.topo."
 
@@ -25,7 +25,8 @@ class RaiseNamedOps(Pass):
     | `torch.topo.index_update(dest, source, index, dim)` | `topo.index_update` |
     | `torch.topo.aten_N_M(op, template, reason, dtypes, ...)` | `func.call` of a private declaration `@aten.N` |
 
-    It runs before torch-mlir's own lowering, which refuses `torch.operator`. Equal ATen calls share one declaration.
+    It runs before torch-mlir's own lowering, which refuses `torch.operator`. Equal ATen calls share one declaration,
+    whose `topo.dtypes` lists the torch dtypes of the operands and then of the results.
     """
 
     name = "topo-raise-named-ops"
@@ -110,11 +111,10 @@ class _Raiser:
         self, symbol: str, kind: ir.FunctionType, name: str, template: str, reason: str, dtypes: str
     ) -> None:
         text = ir.StringAttr.get
-        lists = {k: ir.ArrayAttr.get([text(d) for d in v]) for k, v in json.loads(dtypes).items()}
         attributes = {
             "sym_name": text(symbol), "sym_visibility": text("private"), "function_type": ir.TypeAttr.get(kind),
             "topo.aten": text(name), "topo.call": text(template), "topo.reason": text(reason),
-            "topo.dtypes": ir.DictAttr.get(lists),
+            "topo.dtypes": ir.ArrayAttr.get([text(d) for d in dtypes.split()]),
         }  # fmt: skip
         with ir.InsertionPoint.at_block_begin(self.body):
             ir.Operation.create("func.func", attributes=attributes, regions=1)

@@ -91,12 +91,9 @@ def _leave(b: GraphBuilder, node: fx.Node, env: Mapping[fx.Node, Argument], reas
     template, operands = call_template(node)
     tensors = [v for v in tree_flatten(node.meta["val"])[0] if isinstance(v, torch.Tensor)]
     values = [env[o] for o in operands]
-    dtypes = {
-        "operands": [dtype_name(o.meta["val"].dtype) for o in operands],
-        "results": [dtype_name(t.dtype) for t in tensors],
-    }
+    dtypes = [dtype_name(v.dtype) for v in (*(o.meta["val"] for o in operands), *tensors)]
     op = template.pop("op")
-    texts = (op, json.dumps(template), reason, json.dumps(dtypes))
+    texts = (op, json.dumps(template), reason, " ".join(dtypes))
     target = aten_call(len(values), len(tensors))
     call = b.call(target, (*texts, *values), {}, tensors if len(tensors) > 1 else tensors[0])
     results = iter(call if isinstance(call, list) else [call])

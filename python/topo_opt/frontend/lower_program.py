@@ -107,7 +107,8 @@ def _attempt(
 
 
 def _sentence(message: str) -> str:
-    return message.splitlines()[0].strip()
+    """The diagnostic without the op it was about, which MLIR prints after a colon."""
+    return message.splitlines()[0].partition(": %")[0].partition(': "')[0].strip().rstrip(":")
 
 
 def _blamed(

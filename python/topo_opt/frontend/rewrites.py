@@ -4,9 +4,39 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
+
+from topo_opt.frontend.graph_builder import GraphBuilder
 
 aten = torch.ops.aten
 
+
+def _softmax(b: GraphBuilder, x: fx.Node, dim: int, dtype: Any = None) -> fx.Node:
+    """Without the argmax that torch-mlir computes along with the maximum."""
+    if isinstance(dtype, torch.dtype) and x.meta["val"].dtype != dtype:
+        x = b.emit(aten._to_copy.default, x, dtype=dtype)
+    if 0 in x.meta["val"].shape or not x.meta["val"].dtype.is_floating_point:
+        return None
+    shifted = b.emit(aten.sub.Tensor, x, b.emit(aten.amax.default, x, [dim], True))
+    powers = b.emit(aten.exp.default, shifted)
+    return b.emit(aten.div.Tensor, powers, b.emit(aten.sum.dim_IntList, powers, [dim], True))
+
+
+def _log_softmax(b: GraphBuilder, x: fx.Node, dim: int, dtype: Any = None) -> fx.Node:
+    if isinstance(dtype, torch.dtype) and x.meta["val"].dtype != dtype:
+        x = b.emit(aten._to_copy.default, x, dtype=dtype)
+    if 0 in x.meta["val"].shape or not x.meta["val"].dtype.is_floating_point:
+        return None
+    shifted = b.emit(aten.sub.Tensor, x, b.emit(aten.amax.default, x, [dim], True))
+    total = b.emit(aten.sum.dim_IntList, b.emit(aten.exp.default, shifted), [dim], True)
+    return b.emit(aten.sub.Tensor, shifted, b.emit(aten.log.default, total))
+
+
 # Op -> rule(builder, *args, **kwargs): the result as a node, or None where the op is right as it is.
 # Half tensors among the arguments are f32 already.
-REWRITES: dict[Any, Callable[..., Any]] = {}
+REWRITES: dict[Any, Callable[..., Any]] = {
+    aten.softmax.int: _softmax,
+    aten._softmax.default: _softmax,
+    aten.log_softmax.int: _log_softmax,
+    aten._log_softmax.default: _log_softmax,
+}

@@ -25,6 +25,8 @@ INDEX_UPDATE: OpOverload = torch.ops.topo.index_update.default
 def aten_call(operands: int, results: int) -> OpOverload:
     """The op for a call left to ATen with so many tensors in and out: `(op, template, reason, dtypes, *tensors)`.
 
+    `dtypes` names those of the tensors in and then out, with a space between.
+
     The FX importer wants a schema of fixed arity, so there is one op per arity.
     """
     name = f"aten_{operands}_{results}"
