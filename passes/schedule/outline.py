@@ -11,7 +11,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import func
 
 from topo_opt.errors import UnsupportedError
-from topo_opt.passes.schedule.roles import Role, Roles
+from topo_opt.passes.schedule.roles import Role, Roles, memory_operands
 from topo_opt.structured.graph import Node
 
 log = logging.getLogger(__name__)
@@ -41,8 +41,12 @@ def closure(roles: Roles, nodes: Sequence[Node]) -> tuple[list[Node], list[int]]
                 need(operand)
 
     for node in nodes:
+        kept = memory_operands(node)
         for operand in node.operands:
-            need(operand)
+            if operand in kept:
+                inputs[operand] = None
+            else:
+                need(operand)
     order = sorted([*needed, *inside])
     return [graph.nodes[i] for i in order], list(inputs)
 

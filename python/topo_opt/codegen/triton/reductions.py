@@ -23,6 +23,11 @@ class Combiner:
             return f"tl.sum({source}, axis=1)[:, None]"
         return f"tl.reduce({source}, 1, {self.function})[:, None]"
 
+    @property
+    def function_name(self) -> str:
+        """The jit function of the prelude that combines two values."""
+        return self.function or "_add"
+
     def combine(self, a: str, b: str) -> str:
         if self.function is None:
             return f"{a} + {b}"
@@ -30,6 +35,7 @@ class Combiner:
 
 
 PRELUDE = {
+    "_add": "a + b",
     "_mul": "a * b",
     "_max": "tl.maximum(a, b)",
     "_min": "tl.minimum(a, b)",
@@ -51,7 +57,8 @@ def _extreme(element: str, largest: bool) -> str:
     return str(2 ** (bits - 1) - 1 if largest else -(2 ** (bits - 1)))
 
 
-def _combiner(name: str, element: str) -> Combiner | None:
+def combiner_of(name: str, element: str) -> Combiner | None:
+    """The combination that the scalar op `name` makes on an element type; None when it is none."""
     table = {
         "arith.addf": Combiner("+", "0.0", None),
         "arith.addi": Combiner("+", "0", None),
@@ -92,7 +99,7 @@ def recognise(node: Node, position: int, element: str) -> Recognised | None:
     if hash(yielded) in {hash(a) for a in arguments}:
         return None
     op = yielded.owner.operation
-    combiner = _combiner(op.name, element)
+    combiner = combiner_of(op.name, element)
     if combiner is None or len(op.operands) != 2:
         return None
     left, right = op.operands

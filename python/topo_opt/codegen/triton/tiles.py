@@ -46,7 +46,24 @@ def _columns_are_contiguous(attributes: Mapping[str, Any]) -> bool:
     return abs(inner) == 1
 
 
-DEFAULTS: dict[str, Callable[[Kernel], dict[str, int]]] = {"loops": _loops}
+def _update(kernel: Kernel) -> dict[str, int]:
+    from topo_opt.codegen.triton.update import written
+
+    block = min(next_power_of_two(max(prod(written(kernel)[1]), 1)), ELEMENTS)
+    return {"x": block, "r": 1, "warps": 4 if block >= 512 else 1}
+
+
+def _scan(kernel: Kernel) -> dict[str, int]:
+    from topo_opt.codegen.triton.scan import anchor_of
+
+    node, axis = anchor_of(kernel)
+    shape = kernel.graph.values[node.operands[0]].shape or ()
+    columns = min(next_power_of_two(shape[axis]), ELEMENTS)
+    rows = prod(shape) // max(shape[axis], 1)
+    return {"x": max(1, min(next_power_of_two(rows), ELEMENTS // columns)), "r": columns, "warps": 4}
+
+
+DEFAULTS: dict[str, Callable[[Kernel], dict[str, int]]] = {"loops": _loops, "update": _update, "scan": _scan}
 
 
 def default_tile(kernel: Kernel) -> dict[str, int]:
