@@ -5,11 +5,12 @@
 A step that cannot take a function leaves the whole function to ATen, with a remark that says why; `strict` makes that an error.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch_mlir import ir
 
@@ -19,8 +20,11 @@ from topo_opt.errors import InputError, Remark, StrictError, UnsupportedError
 from topo_opt.model import FunctionVariant, ImportedModel, Source, import_model
 from topo_opt.pipeline import levels, remarks
 from topo_opt.pipeline.run import Instrument, run
-from topo_opt.pipeline.spec import Group
 from topo_opt.topology import Topology
+
+if TYPE_CHECKING:
+    from topo_opt.codegen.plan import VariantRequest
+    from topo_opt.report import Report
 
 Phase = Callable[[str], AbstractContextManager[Any]]
 """Entered around every step with its name; the command line shows progress by it."""
@@ -71,16 +75,16 @@ def schedule(compilation: Compilation) -> None:
     _run_phase(compilation, "schedule")
 
 
+def choose_tiles(compilation: Compilation) -> None:
+    """Annotates every kernel with the tile it will be generated for."""
+    _run_phase(compilation, "lower")
+
+
 def lower(compilation: Compilation) -> None:
     """Chooses tiles, then generates the source of every kernel."""
-    _run_phase(compilation, "lower")
+    choose_tiles(compilation)
     with compilation.options.phase("generate"):
         _generate(compilation)
-
-
-def phases(level: int, names: tuple[str, ...] = levels.PHASES) -> Group:
-    """The pipeline that a compile at this level runs."""
-    return levels.pipeline(level, names)
 
 
 def require_nothing_left(compilation: Compilation) -> None:
@@ -165,6 +169,85 @@ def _functions(module: ir.Module) -> Iterator[tuple[str, ir.Operation]]:
             yield ir.StringAttr(op.attributes["sym_name"]).value, op
 
 
-def write(compilation: Compilation, out: Path) -> Path:
-    """Writes the bundle; see `codegen.bundle.write_bundle` for the errors."""
-    raise NotImplementedError(out)
+@dataclass(frozen=True)
+class Finished:
+    """A bundle that was written, and what its report says."""
+
+    path: Path
+    report: "Report"
+
+
+def compile(sources: Mapping[str, Source], options: Options, out: Path) -> Finished:
+    """The whole way from models to a bundle folder.
+
+    Args:
+        sources: function name -> path of a `.pt2` file, or an exported program.
+        out: the folder to make; an older bundle there is replaced only when everything has gone well.
+
+    Raises:
+        StrictError: `options.strict`, and something was left to ATen or did not take effect.
+        TopoError: anything else that keeps the bundle from being made.
+    """
+    from topo_opt import report
+
+    compilation = start(sources, options)
+    schedule(compilation)
+    lower(compilation)
+    require_nothing_left(compilation)
+    resources = _measure(compilation)
+    summary = report.build(compilation, resources)
+    return Finished(_write(compilation, resources, summary, out), summary)
+
+
+def _measure(compilation: Compilation) -> dict[str, Any]:
+    """Registers, spills and shared memory of every kernel, where the target has such."""
+    target = compilation.options.topology.primary.target
+    if target.backend != "cuda" or not compilation.sources:
+        return {}
+    from topo_opt.codegen.resources import measure
+
+    with compilation.options.phase("compile kernels"):
+        return measure(compilation.sources, capability=target.capability)
+
+
+def _write(compilation: Compilation, resources: Mapping[str, Any], summary: "Report", out: Path) -> Path:
+    from topo_opt.codegen.bundle import write_bundle
+    from topo_opt.codegen.plan import build_plan
+
+    with compilation.options.phase("write"):
+        built = build_plan(
+            compilation.module,
+            compilation.sources,
+            [_request(compilation, variant) for variant in compilation.variants],
+            resources=resources,
+            meta={"topology": compilation.options.topology.name, "level": compilation.options.level},
+        )
+        return write_bundle(
+            out,
+            built,
+            {symbol: source.source for symbol, source in compilation.sources.items()},
+            aten={function: json.loads(text) for function, text in compilation.model.aten.items()},
+            ir={"structured": _structured_text(compilation), "kernel": str(compilation.module)},
+            report=summary.as_json(),
+        )
+
+
+def _structured_text(compilation: Compilation) -> str:
+    return str(ir.Module.parse(compilation.model.module, compilation.module.context))
+
+
+def _request(compilation: Compilation, variant: FunctionVariant) -> "VariantRequest":
+    from topo_opt.codegen.plan import VariantRequest
+
+    signature = variant.signature
+    reasons = [r.reason for r in compilation.remarks if r.kind == "left-to-aten"]
+    return VariantRequest(
+        variant.function,
+        variant.symbol,
+        variant.bucket,
+        signature.inputs,
+        signature.outputs,
+        signature.in_tree,
+        signature.out_tree,
+        reason=None if variant.symbol else (reasons or ["it could not be lowered"])[0],
+    )

@@ -1,0 +1,118 @@
+"""`topo_opt.compile`: from a module or an exported program to something that can be called."""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.export import ExportedProgram
+
+from topo_opt import driver
+from topo_opt import topology as topologies
+from topo_opt.errors import InputError
+
+if TYPE_CHECKING:
+    from topo_opt.runtime import Program
+    from topo_opt.topology import Topology
+
+DEFAULT_FUNCTION = "main"
+DEFAULT_TOPOLOGY = "h200-x1"
+
+
+def compile(
+    model: "torch.nn.Module | ExportedProgram | Mapping[str, Any]",
+    args: tuple[Any, ...] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    buckets: Mapping[str, Sequence[int]] | None = None,
+    topology: "str | Path | Topology" = DEFAULT_TOPOLOGY,
+    level: int = 2,
+    strict: bool = False,
+    out: str | Path | None = None,
+    device: str | torch.device | None = None,
+) -> "Program":
+    """Compiles for inference and loads the result.
+
+    Args:
+        model: a module (exported with `args`, `kwargs` and `dynamic_shapes`), an exported program, or a dictionary of exported
+            programs that share weights: function name -> program.
+        buckets: name of a dynamic dim -> sizes to compile kernels for.
+        topology: name, file or object of the machine to compile for.
+        level: 0 to 3, as `-O`.
+        strict: refuse when anything is left to ATen or did not take effect.
+        out: folder for the bundle; by default a temporary one that lives as long as the program.
+        device: where to run: by default the first GPU when there is one and the topology is a GPU's, else the CPU.
+
+    Returns:
+        The loaded program, bound to the tensors of `model`. `program(...)` calls a single function,
+        `program.NAME(...)` one of several.
+
+    Raises:
+        TopoError: the model cannot be exported or compiled, see its message.
+    """
+    programs = _programs(model, args, kwargs, dynamic_shapes)
+    machine = topology if isinstance(topology, topologies.Topology) else topologies.load(topology)
+    options = driver.Options(machine, level=level, strict=strict, buckets=buckets or {})
+    if out is not None:
+        return _load(driver.compile(programs, options, Path(out)).path, programs, device, machine)
+    folder = Path(tempfile.mkdtemp(prefix="topo-opt-"))
+    try:
+        program = _load(driver.compile(programs, options, folder / "bundle").path, programs, device, machine)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(program, shutil.rmtree, folder, ignore_errors=True)
+    return program
+
+
+def _programs(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> dict[str, ExportedProgram]:
+    if isinstance(model, torch.nn.Module):
+        from topo_opt.frontend.load import export_module
+
+        return {DEFAULT_FUNCTION: export_module(model, args or (), kwargs, dynamic_shapes)}
+    given = [
+        name
+        for name, value in (("args", args), ("kwargs", kwargs), ("dynamic_shapes", dynamic_shapes))
+        if value
+    ]
+    if given:
+        raise InputError(f"{given[0]} was given with a program that is exported already", hint="leave it out")
+    programs = {DEFAULT_FUNCTION: model} if isinstance(model, ExportedProgram) else model
+    if not isinstance(programs, Mapping):
+        raise InputError(
+            f"a {type(model).__name__} cannot be compiled",
+            hint="give a module, an ExportedProgram or a dictionary",
+        )
+    for name, program in programs.items():
+        if not isinstance(program, ExportedProgram):
+            raise InputError(
+                f"'{name}' is a {type(program).__name__}", hint="torch.export.export makes an ExportedProgram"
+            )
+        if not str(name).isidentifier():
+            raise InputError(
+                f"'{name}' cannot be the name of a function", hint="letters, digits and _, not a digit first"
+            )
+    return dict(programs)
+
+
+def _load(
+    path: Path,
+    programs: Mapping[str, ExportedProgram],
+    device: str | torch.device | None,
+    machine: "Topology",
+) -> "Program":
+    from topo_opt import runtime
+
+    if device is None:
+        device = "cuda" if machine.primary.kind == "gpu" and torch.cuda.is_available() else "cpu"
+    tensors: dict[str, torch.Tensor] = {}
+    for program in programs.values():
+        constants = {
+            name: value for name, value in program.constants.items() if isinstance(value, torch.Tensor)
+        }
+        tensors |= {**constants, **program.state_dict}
+    return runtime.load(path, device=str(device), weights=tensors)

@@ -1,0 +1,197 @@
+"""`torch.compile(model, backend="topo")`.
+
+The graph that Dynamo hands over is exported again, because only an export keeps `linear`, `layer_norm` and attention whole. It
+is specialised for every combination of input shapes that comes, up to `max_variants`; parameters are inputs. When a graph cannot
+be compiled, or needs gradients, it runs eagerly with a warning that says why; `options={"strict": True}` makes that an error.
+"""
+
+import copy
+import dataclasses
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import tracing
+from torch._subclasses import FakeTensorMode
+
+from topo_opt.errors import InputError, StrictError, TopoError
+
+log = logging.getLogger(__name__)
+
+Key = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class BackendOptions:
+    """What `torch.compile(options={...})` may hold. `topology` None: that of a H200 on a GPU, `cpu` otherwise."""
+
+    level: int = 2
+    topology: str | None = None
+    strict: bool = False
+    max_variants: int = 16
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any] | None) -> "BackendOptions":
+        """Raises InputError for a name that is not an option."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        for name in options or {}:
+            if name not in known:
+                raise InputError(
+                    f"backend 'topo' has no option '{name}'", hint=f"it has {', '.join(sorted(known))}"
+                )
+        return cls(**(options or {}))
+
+
+class EagerFallback(UserWarning):
+    """A graph runs eagerly although `backend="topo"` was asked for."""
+
+
+def topo(
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """The Dynamo backend: `graph` as a callable with the same inputs and outputs.
+
+    Raises:
+        InputError: unknown options, or a `mode`, which this backend does not have.
+        StrictError: with `strict`, what would otherwise fall back.
+    """
+    if mode is not None:
+        raise InputError(f"backend 'topo' has no mode '{mode}'", hint="use options={'level': 0...3}")
+    chosen = BackendOptions.of(options)
+    specializer = Specializer(graph, chosen)
+    # The first shapes are compiled now, so that the time is spent where users of torch.compile expect it.
+    with tracing(None):
+        specializer.prepare(specializer.key(_hints(graph, example_inputs)))
+    return specializer
+
+
+class Specializer:
+    """Compiled variants of one graph by the shapes of its inputs."""
+
+    def __init__(self, graph: fx.GraphModule, options: BackendOptions):
+        self.eager, self.options = graph.forward, options
+        self.graph, self.kept = without_size_inputs(graph)
+        self.variants: dict[Key, Callable[..., Any] | None] = {}
+
+    def __call__(self, *inputs: Any) -> Any:
+        tensors = [inputs[i] for i in self.kept]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            self._fall_back(
+                "gradients are needed", hint="call it under torch.no_grad() or torch.inference_mode()"
+            )
+            return self.eager(*inputs)
+        key = self.key(tensors)
+        if key not in self.variants:
+            self.prepare(key)
+        program = self.variants[key]
+        return self.eager(*inputs) if program is None else tuple(program(*tensors))
+
+    @staticmethod
+    def key(tensors: Sequence[torch.Tensor]) -> Key:
+        """What a variant is compiled for."""
+        return tuple((tuple(t.shape), t.dtype) for t in tensors)
+
+    def prepare(self, key: Key) -> None:
+        """Compiles the variant for these shapes, or notes that it runs eagerly."""
+        self.variants[key] = None
+        if len(self.variants) > self.options.max_variants:
+            self._fall_back(
+                f"more than {self.options.max_variants} shapes came", hint="raise options['max_variants']"
+            )
+            return
+        try:
+            self.variants[key] = self._compile(key)
+        except TopoError as error:
+            self._fall_back(error.render(), cause=error)
+
+    def _compile(self, key: Key) -> Callable[..., Any]:
+        from topo_opt import api
+
+        device = _device_of(self.graph)
+        with FakeTensorMode():
+            examples = tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in key)
+        topology = self.options.topology or ("h200-x1" if device.type == "cuda" else "cpu")
+        return api.compile(
+            self.graph,
+            examples,
+            topology=topology,
+            level=self.options.level,
+            strict=self.options.strict,
+            device=device,
+        )
+
+    def _fall_back(self, reason: str, *, hint: str | None = None, cause: Exception | None = None) -> None:
+        if self.options.strict:
+            raise StrictError(f"backend 'topo': {reason}", hint=hint) from cause
+        text = f"backend 'topo' runs a graph eagerly: {reason}" + (f" ({hint})" if hint else "")
+        log.warning("%s", text)
+        warnings.warn(text, EagerFallback, stacklevel=3)
+
+
+def without_size_inputs(graph: fx.GraphModule) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    """A copy of `graph` that takes tensors only, and the positions of the inputs that it keeps.
+
+    Dynamo passes symbolic sizes as inputs of their own; each is the size of some tensor input, and is read from there.
+
+    Raises:
+        UnsupportedError: a size that no tensor input has.
+    """
+    from topo_opt.errors import UnsupportedError
+
+    graph = copy.deepcopy(graph)
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    holders: dict[str, tuple[fx.Node, int]] = {}
+    for node in placeholders:
+        value = _example(node)
+        if isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt):
+                    holders.setdefault(str(size.node.expr), (node, dim))
+    kept = []
+    for position, node in enumerate(placeholders):
+        value = _example(node)
+        if isinstance(value, torch.Tensor):
+            kept.append(position)
+            continue
+        if node.users and str(getattr(getattr(value, "node", None), "expr", None)) not in holders:
+            raise UnsupportedError(
+                f"input {position} is a {type(value).__name__} that is not the size of a tensor"
+            )
+        if node.users:
+            holder, dim = holders[str(value.node.expr)]
+            with graph.graph.inserting_after(placeholders[-1]):
+                size = graph.graph.call_function(torch.ops.aten.sym_size.int, (holder, dim))
+            node.replace_all_uses_with(size)
+        graph.graph.erase_node(node)
+    graph.graph.lint()
+    graph.recompile()
+    return graph, tuple(kept)
+
+
+def _example(node: fx.Node) -> Any:
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def _hints(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensor inputs with every symbolic size replaced by the one that it had in the call being compiled."""
+    hints = []
+    for value in example_inputs:
+        if isinstance(value, torch.Tensor):
+            shape = [s.node.hint if isinstance(s, torch.SymInt) else s for s in value.shape]
+            hints.append(torch.empty(shape, dtype=value.dtype, device="meta"))
+    return hints
+
+
+def _device_of(graph: fx.GraphModule) -> torch.device:
+    for node in graph.graph.find_nodes(op="placeholder"):
+        value = _example(node)
+        if isinstance(value, torch.Tensor):
+            return value.device
+    return torch.device("cpu")
