@@ -4,15 +4,17 @@ The package imports nothing heavy by itself: `topo_opt.runtime` runs bundles wit
 everything that needs MLIR is imported when it is used.
 """
 
-from importlib.metadata import version as _version
 from typing import Any
 
-__version__ = _version("topo-opt")
 __all__ = ["__version__", "compile", "load"]
 
 
 def __getattr__(name: str) -> Any:
     """Resolves the public functions on first use, so that `import topo_opt` stays cheap."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("topo-opt")
     if name == "compile":
         from topo_opt.api import compile
 
