@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch_mlir import ir
 
+from topo_opt.codegen.triton.kernel import plain
 from topo_opt.structured.graph import Graph, Node, element_bytes, read
 from topo_opt.topology import Device
 
@@ -102,8 +103,7 @@ def _rewritten(func: ir.Operation) -> dict[int, int]:
     """Result -> argument of `topo.inout`."""
     if "topo.inout" not in func.attributes:
         return {}
-    pairs = [list(pair) for pair in ir.ArrayAttr(func.attributes["topo.inout"])]
-    return {ir.IntegerAttr(result).value: ir.IntegerAttr(argument).value for result, argument in pairs}
+    return dict(plain(func.attributes["topo.inout"]))
 
 
 def _written_bytes(graph: Graph, value: int) -> int:

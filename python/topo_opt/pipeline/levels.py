@@ -11,8 +11,6 @@ PHASES = ("ingest", "schedule", "lower")
 
 # How far kernels are fused: one op each for debugging, only what costs no recomputation, everything that is legal.
 _FUSE = {0: "none", 1: "cheap", 2: "full", 3: "full"}
-# -O3 scores every tile shape that fits the machine, the others the short list of each kernel family.
-_SEARCH = {0: "table", 1: "table", 2: "table", 3: "exhaustive"}
 
 
 def _ingest(level: int) -> list[str]:
@@ -27,7 +25,7 @@ def _schedule(level: int) -> list[str]:
 
 
 def _lower(level: int) -> list[str]:
-    return [f"topo-choose-tiles{{search={_SEARCH[level]}}}"]
+    return ["topo-choose-tiles"]
 
 
 _BUILDERS = {"ingest": _ingest, "schedule": _schedule, "lower": _lower}
