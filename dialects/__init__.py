@@ -2,7 +2,7 @@
 
 from torch_mlir import ir
 from torch_mlir._mlir_libs import _mlir
-from torch_mlir.dialects import torch as torch_dialect
+from torch_mlir._mlir_libs._torchMlir import register_dialect
 from torch_mlir.passmanager import PassManager
 
 from topo_opt.dialects.topo import Topo
@@ -22,7 +22,7 @@ def load(context: ir.Context) -> ir.Context:
     """Registers every dialect that topo-opt reads or writes in `context`, and returns it. Calling it again does nothing."""
     if is_loaded(context):
         return context
-    torch_dialect.register_dialect(context)
+    register_dialect(context)
     with context, ir.Location.unknown():
         Topo.load()
         empty = ir.Module.parse("func.func private @empty()")
