@@ -1,0 +1,180 @@
+"""Compiles kernels ahead of time for one GPU architecture, without a GPU, to know what they need.
+
+Registers, spilled bytes and shared memory of each kernel go into the bundle. A kernel that needs more shared memory than a
+block can have is refused here instead of failing at its first launch. Compiles run in worker processes: the compiler may
+crash or be killed, and an interpreter that runs in this process must not meet it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from topo_opt.codegen.kernel_source import KernelSource
+from topo_opt.errors import CompilerCrash, UnsupportedError
+from topo_opt.runtime.plan import MAX_SHARED_BYTES, Resources
+
+TIMEOUT_S = 600
+_USAGE = re.compile(r"REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)")
+
+
+def measure(
+    sources: Mapping[str, KernelSource],
+    *,
+    capability: int = 90,
+    workers: int | None = None,
+    cache: Path | None = None,
+) -> dict[str, Resources]:
+    """Compiles every kernel and returns what each needs.
+
+    Args:
+        sources: kernel symbol -> source.
+        capability: compute capability times ten (90 for Hopper).
+        workers: processes, by default one for each core.
+        cache: folder of earlier results by source hash; default: under the user's cache folder.
+
+    Raises:
+        UnsupportedError: a kernel needs more shared memory than the GPU has.
+        CompilerCrash: a kernel does not compile.
+    """
+    folder = cache or _default_cache()
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = {symbol: f"{s.digest()}-sm{capability}-{_toolchain()}" for symbol, s in sources.items()}
+    found = {symbol: _cached(folder / f"{key}.json") for symbol, key in keys.items()}
+    missing = [symbol for symbol in sources if found[symbol] is None]
+    # Equal sources under two names are compiled once.
+    unique = list({keys[s]: s for s in missing}.values())
+    measured = _compile([sources[s] for s in unique], capability, workers or len(os.sched_getaffinity(0)))
+    for symbol, resources in zip(unique, measured, strict=True):
+        _store(folder / f"{keys[symbol]}.json", resources)
+    out = {symbol: found[symbol] or _cached(folder / f"{keys[symbol]}.json") for symbol in sources}
+    for symbol, resources in out.items():
+        assert resources is not None
+        if resources.shared > MAX_SHARED_BYTES:
+            raise UnsupportedError(
+                f"kernel {symbol} needs {resources.shared} bytes of shared memory, a block can have {MAX_SHARED_BYTES}",
+                hint="choose smaller tiles or fewer stages",
+            )
+    return {symbol: r for symbol, r in out.items() if r is not None}
+
+
+def _default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "topo-opt" / "resources"
+
+
+def _toolchain() -> str:
+    from importlib.metadata import version
+
+    return f"triton{version('triton')}"
+
+
+def _cached(path: Path) -> Resources | None:
+    try:
+        return Resources(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _store(path: Path, resources: Resources) -> None:
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        json.dump(asdict(resources), file)
+    os.replace(file.name, path)
+
+
+def _compile(sources: Sequence[KernelSource], capability: int, workers: int) -> list[Resources]:
+    """Shares the sources out to worker processes, round robin, and collects in order."""
+    if not sources:
+        return []
+    workers = max(1, min(workers, len(sources)))
+    shares = [list(range(w, len(sources), workers)) for w in range(workers)]
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    running = []
+    for share in shares:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "topo_opt.codegen.resource_worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+        )  # fmt: skip
+        job = {"capability": capability, "kernels": [_job(sources[i]) for i in share]}
+        running.append((process, json.dumps(job).encode()))
+    results: dict[int, Resources] = {}
+    try:
+        answers = _talk(running)
+        for share, (code, answer, errors) in zip(shares, answers):
+            _collect(results, share, sources, code, answer, errors)
+    finally:
+        for process, _ in running:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return [results[i] for i in range(len(sources))]
+
+
+def _talk(running: list[tuple[subprocess.Popen[bytes], bytes]]) -> list[tuple[int, bytes, bytes]]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    def ask(entry: tuple[subprocess.Popen[bytes], bytes]) -> tuple[int, bytes, bytes]:
+        process, job = entry
+        try:
+            answer, errors = process.communicate(job, timeout=TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            answer, errors = process.communicate()
+            errors += f"\nno answer in {TIMEOUT_S} s".encode()
+        return process.returncode, answer, errors
+
+    with ThreadPoolExecutor(len(running)) as pool:
+        return list(pool.map(ask, running))
+
+
+def _collect(
+    results: dict[int, Resources],
+    share: list[int],
+    sources: Sequence[KernelSource],
+    code: int,
+    answer: bytes,
+    errors: bytes,
+) -> None:
+    lines = [json.loads(line) for line in answer.splitlines() if line.startswith(b"{")]
+    for i, line in zip(share, lines):
+        if "error" in line:
+            raise CompilerCrash(f"kernel {sources[i].name} does not compile: {line['error']}")
+        results[i] = Resources(**line)
+    if len(lines) < len(share):
+        last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        raise CompilerCrash(
+            f"the Triton compiler died (exit {code}) on kernel {sources[share[len(lines)]].name}: {last[0]}"
+        )
+
+
+def _job(source: KernelSource) -> dict[str, object]:
+    """What a worker needs: the file, and the signature with every pointer aligned to 16 bytes, as the runtime has it."""
+    signature: dict[str, str] = {}
+    for p in source.params:
+        if p.descriptor is None:
+            signature[p.name] = f"*{p.dtype}"
+        else:
+            block = ",".join(str(int(b)) for b in p.descriptor["block"])
+            signature[p.name] = f"tensordesc<{p.dtype}[{block}]>"
+    return {
+        "name": source.name,
+        "source": source.source,
+        "signature": signature,
+        "constexprs": dict(source.constexprs),
+        "options": {"num_warps": source.num_warps, "num_stages": source.num_stages}
+        | ({"launch_pdl": True} if source.pdl else {}),
+    }
+
+
+def parse_usage(text: str) -> tuple[int, int, int] | None:
+    """Registers, stack bytes and static shared bytes from `cuobjdump -res-usage`."""
+    match = _USAGE.search(text)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None

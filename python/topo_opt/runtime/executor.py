@@ -1,0 +1,100 @@
+"""What an executor is, and the one for the CPU: the same plan and kernels through Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from topo_opt.runtime import interpreter, kernel_scan
+from topo_opt.runtime.bundle import Bundle
+from topo_opt.runtime.memory import Memory
+from topo_opt.runtime.plan import Kernel, Variant
+from topo_opt.runtime.steps import BoundVariant, bind_variant
+
+
+@dataclass(frozen=True)
+class VariantStatus:
+    """How a variant runs: in one graph or step by step, and why not in a graph."""
+
+    symbol: str
+    bound: bool
+    graph: bool
+    reason: str
+
+
+class Executor(Protocol):
+    """Runs variants on one device."""
+
+    def run(self, variant: Variant, leaves: list[Any]) -> list[Any]:
+        """Results of one call, as tensors of their own; `leaves` are the caller's, already checked. Raises `StepFailed`."""
+
+    def status(self, variant: Variant) -> VariantStatus:
+        """How the variant runs."""
+
+
+class KernelSources:
+    """The kernel files of a bundle, scanned before first use."""
+
+    def __init__(self, bundle: Bundle):
+        self.bundle = bundle
+        self.checked: dict[str, str] = {}
+
+    def text(self, kernel: Kernel) -> tuple[str, str]:
+        """Source and file name (for messages and debuggers) of a kernel. Raises `UntrustedError`."""
+        if kernel.file not in self.checked:
+            self.checked[kernel.file] = kernel_scan.check(self.bundle.texts[kernel.file], kernel.file)
+        return self.checked[kernel.file], str(self.bundle.path / kernel.file)
+
+
+class InterpretExecutor:
+    """Kernels on the CPU by Triton's interpreter: slow, exact about memory, and needs no GPU."""
+
+    def __init__(self, bundle: Bundle, memory: Memory):
+        self.kernels, self.memory = bundle.plan.kernels, memory
+        self.sources = KernelSources(bundle)
+        self.functions: dict[str, Any] = {}
+        self.variants: dict[int, BoundVariant] = {}
+
+    def run(self, variant: Variant, leaves: list[Any]) -> list[Any]:
+        with torch.no_grad(), interpreter.interpreting():
+            bound = self.variants.get(id(variant))
+            if bound is None:
+                bound = bind_variant(variant, self.kernels, self.memory.bind(variant), self)
+                self.variants[id(variant)] = bound
+            bound.copy_in(leaves)
+            bound.run_steps()
+            return bound.copy_out(leaves)
+
+    def status(self, variant: Variant) -> VariantStatus:
+        return VariantStatus(
+            variant.symbol, id(variant) in self.variants, False, "the interpreter has no graphs"
+        )
+
+    def prepare(self, name: str, kernel: Kernel, tensors: list[torch.Tensor]) -> Callable[[], None]:
+        if name not in self.functions:
+            source, file = self.sources.text(kernel)
+            self.functions[name] = interpreter.load_function(source, file, kernel.function)
+        function = self.functions[name]
+        arguments = kernel_arguments(kernel, tensors)
+
+        def launch() -> None:
+            interpreter.launch(function, kernel.grid, arguments, tensors)
+
+        return launch
+
+
+def kernel_arguments(kernel: Kernel, tensors: list[torch.Tensor]) -> dict[str, Any]:
+    """Every parameter of a kernel by name: tensors, descriptors made on the host, constants."""
+    arguments: dict[str, Any] = {}
+    for p, t in zip(kernel.params, tensors, strict=True):
+        if p.descriptor is None:
+            arguments[p.name] = t
+        else:
+            from triton.tools.tensor_descriptor import TensorDescriptor
+
+            d = p.descriptor
+            arguments[p.name] = TensorDescriptor(t, list(d.shape), list(d.strides), list(d.block))
+    return arguments | dict(kernel.constexprs)

@@ -1,0 +1,216 @@
+"""Everything a program keeps between calls: weights, state, constants, and one arena for all variants.
+
+Weights are bound once and shared by all functions. State (the buffers that some function mutates) is shared too: prefill and
+decode write the same KV cache. The arena is as large as the largest variant needs; calls never overlap (one lock).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from topo_opt.errors import InputError, UntrustedError
+from topo_opt.runtime.aten_program import AtenProgram
+from topo_opt.runtime.dtypes import name_of, torch_dtype
+from topo_opt.runtime.plan import ALIGNMENT, Buffer, Plan, Variant
+
+Fetch = Callable[[str], torch.Tensor | None]
+"""A tensor of the model by its fully qualified name, on the CPU, or None when it is not there."""
+NAMED = ("param", "buffer", "constant")
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A tensor that the bundle expects from outside, under `name`."""
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def declared_tensors(plan: Plan, aten: Mapping[str, AtenProgram]) -> dict[str, Declared]:
+    """All named tensors that any function reads; raises `UntrustedError` when two functions disagree about one."""
+    out: dict[str, Declared] = {}
+
+    def add(entry: Declared) -> None:
+        known = out.setdefault(entry.name, entry)
+        if (known.dtype, known.shape) != (entry.dtype, entry.shape):
+            raise UntrustedError(
+                f"{entry.name} is {known.dtype}{list(known.shape)} in one function and "
+                f"{entry.dtype}{list(entry.shape)} in another"
+            )
+
+    for function in plan.functions.values():
+        for variant in function.variants:
+            for b in variant.buffers:
+                if b.kind in NAMED and b.name is not None:
+                    add(Declared(b.name, b.kind, b.dtype, b.shape))
+    for program in aten.values():
+        for entry in program.inputs:
+            if entry.kind in NAMED and entry.dtype is not None and entry.shape is not None:
+                shape = tuple(s for s in entry.shape if s is not None)
+                if len(shape) == len(entry.shape):
+                    add(Declared(entry.target, entry.kind, entry.dtype, shape))
+    return out
+
+
+def mutated_names(plan: Plan, aten: Mapping[str, AtenProgram]) -> set[str]:
+    """Names of the state: buffers that a kernel plan or an ATen program writes."""
+    names = {v.buffers[b].name for f in plan.functions.values() for v in f.variants for b in v.mutated_state}
+    for program in aten.values():
+        kinds = {entry.target: entry.kind for entry in program.inputs}
+        names |= {
+            o.target for o in program.outputs if o.kind == "mutation" and kinds.get(o.target or "") in NAMED
+        }
+    return {n for n in names if n}
+
+
+def random_tensor(entry: Declared, seed: int, device: torch.device) -> torch.Tensor:
+    """A reproducible stand-in for a missing weight: small enough that activations stay finite through many layers.
+
+    Matrices are normal with variance 1 / fan-in, vectors near 1 (scales) or 0 (biases), integers and state 0.
+    """
+    dtype = torch_dtype(entry.dtype)
+    if not (dtype.is_floating_point or dtype.is_complex) or (entry.kind == "buffer" and len(entry.shape) > 1):
+        return torch.zeros(entry.shape, dtype=dtype, device=device)
+    digest = hashlib.sha256(f"{seed}/{entry.name}".encode()).digest()
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "little"))
+    values = torch.randn(entry.shape, generator=generator, device=device, dtype=torch.float32)
+    if len(entry.shape) > 1:
+        values *= 1 / math.sqrt(max(1, math.prod(entry.shape[1:])))
+    else:
+        positive = any(word in entry.name for word in ("weight", "var", "scale", "freq"))
+        values = values.mul_(0.02).add_(1.0 if positive else 0.0)
+    return values.to(dtype)
+
+
+class State(Mapping[str, torch.Tensor]):
+    """The mutable buffers by name. Tensors are live: writing into one changes what the next call sees."""
+
+    def __init__(self, memory: Memory):
+        self._memory = memory
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._memory.mutable:
+            raise KeyError(f"{name!r} is not a state buffer; there are {', '.join(self) or 'none'}")
+        return self._memory.tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._memory.mutable))
+
+    def __len__(self) -> int:
+        return len(self._memory.mutable)
+
+    def reset(self) -> None:
+        """Gives every buffer its initial value again."""
+        with self._memory.lock:
+            for name in self._memory.mutable:
+                self._memory.tensors[name].copy_(self._memory.initial(name))
+
+
+class Memory:
+    """Tensors of one loaded bundle on one device."""
+
+    def __init__(
+        self,
+        declared: Mapping[str, Declared],
+        mutable: Iterable[str],
+        fetch: Fetch,
+        device: torch.device,
+        lock: object,
+        *,
+        random_seed: int | None = None,
+        constants: Mapping[str, torch.Tensor] | None = None,
+    ):
+        self.device, self.fetch, self.random_seed = device, fetch, random_seed
+        self.declared, self.lock = dict(declared), lock
+        self.mutable = sorted(set(mutable) & set(declared))
+        self.constants = dict(constants or {})
+        self.random_names: list[str] = []
+        self.tensors = {name: self._bind(name) for name in self.declared}
+        self._arena = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def initial(self, name: str) -> torch.Tensor:
+        """The value of `name` as the model was saved, or as it was made up from the random seed."""
+        entry = self.declared[name]
+        found = self.fetch(name)
+        if found is None:
+            if self.random_seed is None:
+                raise InputError(
+                    f"the weight {name} ({entry.dtype}{list(entry.shape)}) is not in the bundle or its weight file",
+                    hint="give the weights, or ask for random ones (--random-weights SEED, random_weights=SEED)",
+                )
+            if name not in self.random_names:
+                self.random_names.append(name)
+            return random_tensor(entry, self.random_seed, self.device)
+        if found.dtype != torch_dtype(entry.dtype) or tuple(found.shape) != entry.shape:
+            raise InputError(
+                f"the weight {name} is {name_of(found.dtype)}{list(found.shape)}, the bundle was compiled for "
+                f"{entry.dtype}{list(entry.shape)}"
+            )
+        return found
+
+    def _bind(self, name: str) -> torch.Tensor:
+        value = self.initial(name)
+        bound = _allocate(
+            lambda: value.to(self.device).contiguous(), value.numel() * value.element_size(), name
+        )
+        # A memory map can't be written and may start anywhere; descriptors need 16 bytes.
+        own = bound.data_ptr() == value.data_ptr() and name in self.mutable
+        return bound.clone() if own or bound.data_ptr() % 16 else bound
+
+    def arena(self, nbytes: int) -> torch.Tensor:
+        """The shared arena, at least `nbytes` long. Call once for every variant before binding any of them."""
+        if self._arena.numel() < nbytes:
+            self._arena = _allocate(
+                lambda: torch.empty(nbytes, dtype=torch.uint8, device=self.device), nbytes, "the arena"
+            )
+        return self._arena
+
+    def bind(self, variant: Variant) -> list[torch.Tensor]:
+        """One tensor for every buffer of `variant`; views are bound by their steps."""
+        arena = self.arena(variant.arena_bytes)
+        return [self._tensor(b, arena) for b in variant.buffers]
+
+    def _tensor(self, b: Buffer, arena: torch.Tensor) -> torch.Tensor:
+        dtype = torch_dtype(b.dtype)
+        if b.kind == "temp" and b.numel:
+            start = b.offset or 0
+            return arena[start : start + b.nbytes].view(dtype).view(b.shape)
+        if b.name is not None and b.kind in NAMED:
+            return self.tensors[b.name]
+        if b.kind == "constant":
+            return self._constant(b, dtype)
+        shape = (0,) if b.kind == "view" else b.shape
+        return _allocate(lambda: torch.empty(shape, dtype=dtype, device=self.device), b.nbytes, "a buffer")
+
+    def _constant(self, b: Buffer, dtype: torch.dtype) -> torch.Tensor:
+        if b.splat is not None:
+            if isinstance(b.splat, str):
+                raise UntrustedError(f"a constant has the value {b.splat[:40]!r}, not a number")
+            value = b.splat
+            return _allocate(
+                lambda: torch.full(b.shape, value, dtype=dtype, device=self.device), b.nbytes, "a constant"
+            )
+        raw = self.constants.get(b.data or "")
+        if raw is None or raw.dtype != torch.uint8 or raw.numel() != b.nbytes:
+            raise UntrustedError(f"constants.safetensors has no entry {b.data!r} of {b.nbytes} bytes")
+        return raw.clone().view(dtype).reshape(b.shape).to(self.device)
+
+
+def _allocate(make: Callable[[], torch.Tensor], nbytes: int, what: str) -> torch.Tensor:
+    try:
+        return make()
+    except (RuntimeError, MemoryError, OverflowError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{what} of {nbytes} bytes can't be allocated: {reason[:200]}") from None
+
+
+def aligned(nbytes: int) -> int:
+    """`nbytes` rounded up to the arena's alignment."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,389 @@
+"""A loaded bundle that can be called.
+
+    program = topo_opt.load("bundle", device="cuda")
+    logits = program.decode(input_ids, cache_position)
+    program.state.reset()
+
+A call whose shapes no variant was compiled for, or whose execution fails before it changed state, is answered by the ATen
+program instead: the result is right, the reason is logged, counted in `program.fallbacks`, and an error under `strict`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from topo_opt.errors import InputError, StrictError, TopoError, UntrustedError
+from topo_opt.runtime import pytree
+from topo_opt.runtime.aten_program import AtenProgram
+from topo_opt.runtime.bundle import Bundle, open_bundle
+from topo_opt.runtime.cuda import CudaExecutor, GraphMode
+from topo_opt.runtime.dtypes import BY_TORCH, name_of, torch_dtype
+from topo_opt.runtime.executor import Executor, InterpretExecutor, VariantStatus
+from topo_opt.runtime.memory import Fetch, Memory, State, declared_tensors, mutated_names
+from topo_opt.runtime.plan import Function, InputLeaf, Variant
+from topo_opt.runtime.steps import StepFailed
+
+log = logging.getLogger("topo_opt.runtime")
+
+
+class Program:
+    """Functions of a bundle, sharing weights and state. Calls from several threads run one after the other."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        device: torch.device,
+        fetch: Fetch,
+        random_seed: int | None = None,
+        strict: bool = False,
+        graphs: GraphMode = "auto",
+    ):
+        self.bundle, self.plan, self.device, self.strict = bundle, bundle.plan, device, strict
+        self.lock = threading.RLock()
+        self.fallbacks: Counter[str] = Counter()
+        """Calls that the ATen program answered, by reason."""
+        self.aten = _aten_programs(bundle)
+        declared = declared_tensors(self.plan, self.aten)
+        self.memory = Memory(
+            declared, mutated_names(self.plan, self.aten), fetch, device, self.lock,
+            random_seed=random_seed, constants=_constants(bundle),
+        )  # fmt: skip
+        self.state = State(self.memory)
+        self.executor: Executor
+        if device.type == "cuda":
+            self.executor = CudaExecutor(bundle, self.memory, graphs=graphs)
+        else:
+            self.executor = InterpretExecutor(bundle, self.memory)
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Names of the functions."""
+        return tuple(self.plan.functions)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the only function of the bundle."""
+        if len(self.functions) != 1:
+            raise InputError(
+                f"the bundle has {len(self.functions)} functions, call one: {', '.join(self.functions)}"
+            )
+        return self.call(self.functions[0], *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        plan = self.__dict__.get("plan")
+        if plan is not None and name in plan.functions:
+            return partial(self.call, name)
+        listed = ", ".join(plan.functions) if plan is not None else "none"
+        raise AttributeError(f"the program has no function {name!r}; it has {listed}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.functions]
+
+    def __repr__(self) -> str:
+        return f"<topo_opt Program {', '.join(self.functions)} of {self.bundle.path} on {self.device}>"
+
+    def call(self, function: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls `function` with the arguments of the exported module; the result has the module's structure.
+
+        Raises:
+            InputError: arguments of the wrong structure, device, rank or kind of dtype.
+            StrictError: `strict`, and the call could not be answered by the compiled kernels.
+        """
+        entry = self._entry(function)
+        with self.lock:
+            leaves = pytree.flatten_call(entry.in_tree, self.input_names(function), args, kwargs)
+            results = self.call_flat(function, leaves)
+        if entry.out_tree is not None:
+            return pytree.unflatten(entry.out_tree, results)
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def call_flat(self, function: str, leaves: Sequence[Any]) -> list[Any]:
+        """Calls `function` with the flat list of leaves; the flat list of results."""
+        entry, leaves = self._entry(function), list(leaves)
+        with self.lock:
+            self._check_devices(function, leaves)
+            variant = next((v for v in entry.variants if _fits(v, leaves)), None)
+            if variant is None:
+                return self._fall_back(function, leaves, self._mismatch(function, leaves))
+            try:
+                return self.executor.run(variant, leaves)
+            except StepFailed as error:
+                if error.mutated:
+                    raise TopoError(
+                        f"{function} failed after it had changed state: {error.message}",
+                        hint="program.state.reset() gives the state its initial values again",
+                    ) from error
+                return self._fall_back(function, leaves, error.message)
+
+    def variants(self, function: str) -> tuple[Variant, ...]:
+        """The compiled variants of a function."""
+        return self._entry(function).variants
+
+    def status(self) -> list[VariantStatus]:
+        """How each variant runs: captured as one graph or not, and why not."""
+        return [self.executor.status(v) for f in self.plan.functions.values() for v in f.variants]
+
+    def input_names(self, function: str) -> list[str]:
+        """One name for each leaf of the function's arguments."""
+        entry = self._entry(function)
+        if entry.variants:
+            return [leaf.name for leaf in entry.variants[0].inputs]
+        program = self._aten(function)
+        return [i.target for i in program.inputs if i.kind == "input"]
+
+    def run_aten(self, function: str, leaves: Sequence[Any], *, commit: bool = True) -> list[Any]:
+        """The function by its ATen program, op by op as eager PyTorch does it.
+
+        Args:
+            commit: write the new state and mutated inputs; False leaves them as they are.
+        """
+        program = self._aten(function)
+        with self.lock:
+            inputs = self.aten_inputs(function, leaves)
+            results = program.run(inputs, self.device)
+            outputs = []
+            by_target = {i.target: value for i, value in zip(program.inputs, inputs)}
+            for spec, value in zip(program.outputs, results):
+                if spec.kind == "mutation":
+                    if commit:
+                        by_target[str(spec.target)].copy_(value)
+                else:
+                    outputs.append(value)
+            return outputs
+
+    def aten_inputs(self, function: str, leaves: Sequence[Any]) -> list[Any]:
+        """The flat inputs of the ATen program: weights and state of this program, and the caller's leaves."""
+        given = iter(leaves)
+        out = []
+        for entry in self._aten(function).inputs:
+            if entry.kind != "input":
+                out.append(self._named(entry.target))
+                continue
+            try:
+                value = next(given)
+            except StopIteration:
+                raise InputError(f"{function} takes more than {len(leaves)} inputs") from None
+            out.append(value)
+        return out
+
+    def _named(self, name: str) -> torch.Tensor:
+        if name not in self.memory.tensors:
+            raise UntrustedError(
+                f"the ATen program reads {name!r}, which has no dtype and shape in the bundle"
+            )
+        return self.memory.tensors[name]
+
+    def _entry(self, function: str) -> Function:
+        if function not in self.plan.functions:
+            raise InputError(f"there is no function {function!r}; the bundle has {', '.join(self.functions)}")
+        return self.plan.functions[function]
+
+    def _aten(self, function: str) -> AtenProgram:
+        if function not in self.aten:
+            raise InputError(f"the bundle has no ATen program for {function}")
+        return self.aten[function]
+
+    def _fall_back(self, function: str, leaves: list[Any], reason: str) -> list[Any]:
+        if self.strict:
+            raise StrictError(f"{function} can't run on its compiled kernels: {reason}")
+        if function not in self.aten:
+            raise InputError(
+                f"{function} can't run on its compiled kernels and has no ATen program: {reason}"
+            )
+        self._check_kinds(function, leaves, reason)
+        if not self.fallbacks[reason]:
+            log.warning("%s runs as eager ATen: %s", function, reason)
+        self.fallbacks[reason] += 1
+        return self.run_aten(function, leaves)
+
+    def _check_devices(self, function: str, leaves: Sequence[Any]) -> None:
+        for name, leaf in zip(self.input_names(function), leaves):
+            if isinstance(leaf, torch.Tensor) and leaf.device.type != self.device.type:
+                raise InputError(
+                    f"{function}: {name} is on {leaf.device}, the program runs on {self.device}",
+                    hint=f"pass {name}.to({str(self.device)!r})",
+                )
+
+    def _check_kinds(self, function: str, leaves: list[Any], reason: str) -> None:
+        """What the ATen program could take, but surely isn't meant: another rank or another kind of dtype."""
+        expected = self._expected(function)
+        if len(leaves) != len(expected):
+            raise InputError(f"{function} takes {len(expected)} inputs, got {len(leaves)}")
+        for spec, leaf in zip(expected, leaves):
+            if spec.kind == "literal":
+                if leaf != spec.value and type(leaf) is not type(spec.value):
+                    raise InputError(
+                        f"{function}: {spec.name} was {spec.value!r} when the model was exported, got {leaf!r:.80}"
+                    )
+                continue
+            if not isinstance(leaf, torch.Tensor):
+                raise InputError(f"{function}: {spec.name} should be a tensor, not {type(leaf).__name__}")
+            kinds = (BY_TORCH[str(spec.dtype)].category, _category(leaf.dtype))
+            if (spec.shape is not None and len(spec.shape) != leaf.dim()) or kinds[0] != kinds[1]:
+                raise InputError(f"{function}: {reason}", hint=f"{spec.name} should be {_described(spec)}")
+
+    def _expected(self, function: str) -> list[InputLeaf]:
+        entry = self._entry(function)
+        if entry.variants:
+            return list(entry.variants[0].inputs)
+        out = []
+        for i in self._aten(function).inputs:
+            if i.kind == "input":
+                shape = None if i.shape is None else tuple(s or 0 for s in i.shape)
+                literal = i.literal or i.dtype not in BY_TORCH
+                value = i.value if isinstance(i.value, bool | int | float | str) else None
+                out.append(
+                    InputLeaf("literal" if literal else "tensor", i.target, i.dtype, shape, value=value)
+                )
+        return out
+
+    def _mismatch(self, function: str, leaves: list[Any]) -> str:
+        """Why no variant fits, told for the variant that comes closest."""
+        entry = self._entry(function)
+        if not entry.variants:
+            return f"{function} is left to ATen as a whole: {entry.aten_reason}"
+        candidates = [_differences(v, leaves) for v in entry.variants]
+        best = min(candidates, key=len)
+        tail = f"; {len(candidates)} variants were compiled" if len(candidates) > 1 else ""
+        return best[0] + tail if best else "no variant fits"
+
+
+def _fits(variant: Variant, leaves: Sequence[Any]) -> bool:
+    if len(leaves) != len(variant.inputs):
+        return False
+    for spec, leaf in zip(variant.inputs, leaves):
+        if spec.kind == "literal":
+            if type(leaf) is not type(spec.value) or leaf != spec.value:
+                return False
+        elif (
+            not isinstance(leaf, torch.Tensor)
+            or tuple(leaf.shape) != spec.shape
+            or leaf.dtype != torch_dtype(str(spec.dtype))
+        ):
+            return False
+    return True
+
+
+def _differences(variant: Variant, leaves: Sequence[Any]) -> list[str]:
+    if len(leaves) != len(variant.inputs):
+        return [f"it takes {len(variant.inputs)} inputs, got {len(leaves)}"]
+    out = []
+    for spec, leaf in zip(variant.inputs, leaves):
+        if spec.kind == "literal":
+            if type(leaf) is not type(spec.value) or leaf != spec.value:
+                out.append(f"{spec.name} is {leaf!r:.60}, it was compiled for {spec.value!r}")
+        elif not isinstance(leaf, torch.Tensor):
+            out.append(f"{spec.name} is a {type(leaf).__name__}, it was compiled for {_described(spec)}")
+        elif tuple(leaf.shape) != spec.shape or leaf.dtype != torch_dtype(str(spec.dtype)):
+            got = f"{name_of(leaf.dtype)}{list(leaf.shape)}"
+            out.append(f"{spec.name} is {got}, it was compiled for {_described(spec)}")
+    return out
+
+
+def _described(spec: InputLeaf) -> str:
+    return f"{spec.dtype}{list(spec.shape or ())}"
+
+
+def _category(dtype: torch.dtype) -> str:
+    row = BY_TORCH.get(name_of(dtype))
+    return row.category if row else "unknown"
+
+
+def _aten_programs(bundle: Bundle) -> dict[str, AtenProgram]:
+    value = bundle.json("aten.json")
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UntrustedError("aten.json should be an object of programs by function")
+    return {str(k): AtenProgram(v, path=f"aten.{k}") for k, v in value.items() if k in bundle.plan.functions}
+
+
+def _constants(bundle: Bundle) -> dict[str, torch.Tensor]:
+    if not bundle.has("constants.safetensors"):
+        return {}
+    return _safetensors(bundle.file("constants.safetensors"))
+
+
+def _safetensors(path: Path) -> dict[str, torch.Tensor]:
+    import safetensors
+    import safetensors.torch
+
+    try:
+        return safetensors.torch.load_file(str(path))
+    except (safetensors.SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise UntrustedError(f"{path.name} is not a safetensors file: {str(error)[:200]}") from None
+
+
+def load(
+    path: str | Path,
+    device: str | torch.device = "cuda",
+    *,
+    weights: Mapping[str, torch.Tensor] | str | Path | None = None,
+    random_weights: int | None = None,
+    strict: bool = False,
+    graphs: GraphMode = "auto",
+    verify_weights: bool = True,
+) -> Program:
+    """Loads a bundle.
+
+    Args:
+        path: bundle folder.
+        device: "cuda", "cuda:1", ..., or "cpu" (kernels through Triton's interpreter).
+        weights: tensors by name (a state dict), or a safetensors file; default: what the bundle has or refers to.
+        random_weights: seed; tensors that are nowhere to be found get random values instead of raising.
+        strict: calls that compiled kernels can't answer raise `StrictError` instead of running as ATen.
+        graphs: "auto" captures CUDA graphs where possible, "off" never, "require" raises where it is impossible.
+        verify_weights: hash weight files too.
+
+    Raises:
+        InputError: no bundle there, no such device, weights missing or of another type.
+        UntrustedError: the bundle is damaged or holds something that it may not.
+    """
+    bundle = open_bundle(path, verify_weights=verify_weights)
+    where = torch.device(device)
+    if where.type not in ("cpu", "cuda"):
+        raise InputError(f"device {str(where)!r} is not supported", hint="use 'cuda' or 'cpu'")
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("device 'cuda' was asked for, but torch sees no GPU", hint="use device='cpu'")
+    return Program(
+        bundle,
+        device=where,
+        fetch=_fetcher(bundle, weights),
+        random_seed=random_weights,
+        strict=strict,
+        graphs=graphs,
+    )
+
+
+def _fetcher(bundle: Bundle, weights: Mapping[str, torch.Tensor] | str | Path | None) -> Fetch:
+    """Where tensors come from: what the caller gives comes first, then the bundle's own file or reference."""
+    given: Mapping[str, torch.Tensor] = {}
+    if isinstance(weights, (str, Path)):
+        given = _safetensors(Path(weights))
+    elif weights is not None:
+        given = weights
+    stored = _stored_weights(bundle)
+
+    def fetch(name: str) -> torch.Tensor | None:
+        value = given.get(name)
+        return value.detach() if value is not None else stored(name)
+
+    return fetch
+
+
+def _stored_weights(bundle: Bundle) -> Fetch:
+    if bundle.has("weights.safetensors"):
+        return _safetensors(bundle.file("weights.safetensors")).get
+    if not bundle.has("weights.json"):
+        return lambda name: None
+    from topo_opt.runtime.weights import open_weights
+
+    return open_weights(bundle.json("weights.json"), bundle.path)

@@ -1,0 +1,191 @@
+"""A variant bound to memory: every step a call without arguments, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from topo_opt.errors import TopoError, UntrustedError
+from topo_opt.runtime.aten_program import AtenCall
+from topo_opt.runtime.dtypes import torch_dtype, torch_dtype_of_triton
+from topo_opt.runtime.plan import (
+    AtenStep,
+    CopyStep,
+    Kernel,
+    KernelStep,
+    OutputLeaf,
+    Variant,
+    ViewStep,
+    ZeroStep,
+)
+
+
+class Launcher(Protocol):
+    """How an executor launches kernels."""
+
+    def prepare(self, name: str, kernel: Kernel, tensors: list[torch.Tensor]) -> Callable[[], None]:
+        """The launch of one kernel on these tensors (typed as the kernel's parameters), done as often as called."""
+
+
+@dataclass(frozen=True)
+class BoundStep:
+    """One thing to run. `name` is for messages."""
+
+    kind: str
+    name: str
+    run: Callable[[], None]
+
+
+class StepFailed(TopoError):
+    """A step failed. `mutated` tells whether state had already been changed in this call."""
+
+    def __init__(self, message: str, *, mutated: bool):
+        super().__init__(message)
+        self.mutated = mutated
+
+
+@dataclass
+class BoundVariant:
+    """Memory and steps of one variant."""
+
+    variant: Variant
+    tensors: list[torch.Tensor]
+    steps: list[BoundStep]
+    first_mutation: int
+    """Number of steps that run before the first change of state."""
+
+    def copy_in(self, leaves: list[Any]) -> None:
+        """Copies the caller's tensors into the static inputs; any strides."""
+        for leaf, value in zip(self.variant.inputs, leaves):
+            if leaf.buffer is not None:
+                self.tensors[leaf.buffer].copy_(value)
+
+    def run_steps(self) -> None:
+        """Runs every step once. Raises `StepFailed`."""
+        for i, step in enumerate(self.steps):
+            try:
+                step.run()
+            except Exception as error:
+                text = error.message if isinstance(error, TopoError) else _first_line(error)
+                raise StepFailed(
+                    f"{step.kind} {step.name}: {text}", mutated=i > self.first_mutation
+                ) from error
+
+    def copy_out(self, leaves: list[Any]) -> list[Any]:
+        """Writes mutated inputs back to the caller's tensors and returns the results as tensors of their own."""
+        for leaf, value in zip(self.variant.inputs, leaves):
+            if leaf.mutated and leaf.buffer is not None:
+                value.copy_(self.tensors[leaf.buffer])
+        made: dict[tuple[int, str | None], torch.Tensor] = {}
+        return [self._result(out, made) for out in self.variant.outputs]
+
+    def _result(self, out: OutputLeaf, made: dict[tuple[int, str | None], torch.Tensor]) -> Any:
+        if out.kind == "literal" or out.buffer is None:
+            return out.value
+        key = (out.buffer, out.dtype)
+        if key not in made:
+            # A copy: the static memory is overwritten by the next call, and callers keep results.
+            value = self.tensors[out.buffer].clone(memory_format=torch.contiguous_format)
+            made[key] = value if out.dtype is None else retyped(value, torch_dtype(out.dtype))
+        return made[key]
+
+    def mutated_tensors(self) -> list[torch.Tensor]:
+        """The state that one call changes."""
+        return [self.tensors[b] for b in self.variant.mutated_state]
+
+
+def retyped(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same bytes seen as another dtype of the same size (int8 as uint8, ...); flat when the size differs."""
+    if tensor.dtype == dtype:
+        return tensor
+    if tensor.element_size() == dtype.itemsize:
+        return tensor.view(dtype)
+    return tensor.reshape(-1).view(dtype)
+
+
+def bind_variant(
+    variant: Variant, kernels: Mapping[str, Kernel], tensors: list[torch.Tensor], launcher: Launcher
+) -> BoundVariant:
+    """Prepares every step: descriptors, compiled kernels and ATen calls are made here, not per call."""
+    steps: list[BoundStep] = []
+    first, state = None, set(variant.mutated_state)
+    base: dict[int, int] = {}
+    for step in variant.steps:
+        match step:
+            case ViewStep():
+                shape, strides = variant.buffers[step.out].shape, step.strides
+                source = tensors[step.base]
+                tensors[step.out] = source.as_strided(shape, strides, source.storage_offset() + step.offset)
+                base[step.out] = base.get(step.base, step.base)
+                continue
+            case KernelStep():
+                bound = _bind_kernel(step, kernels[step.kernel], tensors, launcher)
+                changed = step.writes
+            case AtenStep():
+                bound, changed = _bind_aten(step, tensors), step.outputs
+            case CopyStep():
+                bound = BoundStep("copy", str(step.dst), _copier(tensors[step.dst], tensors[step.src]))
+                changed = (step.dst,)
+            case ZeroStep():
+                bound, changed = (
+                    BoundStep("zero", str(step.buffer), tensors[step.buffer].zero_),
+                    (step.buffer,),
+                )
+        if first is None and any(base.get(b, b) in state for b in changed):
+            first = len(steps)
+        steps.append(bound)
+    return BoundVariant(variant, tensors, steps, len(steps) if first is None else first)
+
+
+def _bind_kernel(
+    step: KernelStep, kernel: Kernel, tensors: list[torch.Tensor], launcher: Launcher
+) -> BoundStep:
+    typed = [
+        retyped(tensors[b], torch_dtype_of_triton(p.dtype))
+        for b, p in zip(step.buffers, kernel.params, strict=True)
+    ]
+    return BoundStep("kernel", step.kernel, launcher.prepare(step.kernel, kernel, typed))
+
+
+def _copier(target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+    source = retyped(source, target.dtype)
+
+    def copy() -> None:
+        target.copy_(source)
+
+    return copy
+
+
+def _bind_aten(step: AtenStep, tensors: list[torch.Tensor]) -> BoundStep:
+    call = AtenCall.parse(step.call, step.op)
+    if call.operand_count > len(step.inputs):
+        raise UntrustedError(
+            f"{step.op} takes {call.operand_count} operands, its step gives {len(step.inputs)}"
+        )
+    operands = [retyped(tensors[b], torch_dtype(d)) for b, d in zip(step.inputs, step.input_dtypes)]
+    targets = [tensors[b] for b in step.outputs]
+    device = tensors[0].device if tensors else torch.device("cpu")
+
+    def run() -> None:
+        results = [r for r in call.run(operands, device) if isinstance(r, torch.Tensor)]
+        if len(results) < len(targets):
+            raise TopoError(f"{step.op} gave {len(results)} tensors, the plan expects {len(targets)}")
+        for target, result in zip(targets, results):
+            if result.shape != target.shape:
+                raise TopoError(
+                    f"{step.op} gave the shape {list(result.shape)}, the plan expects {list(target.shape)}"
+                )
+            if result.dtype.itemsize == target.dtype.itemsize and not result.dtype.is_complex:
+                target.copy_(retyped(result.contiguous(), target.dtype))
+            else:
+                target.copy_(result)
+
+    return BoundStep("aten", step.op, run)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
