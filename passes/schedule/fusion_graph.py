@@ -105,12 +105,17 @@ def resolve(roles: Roles, read: Read) -> Iterator[Read]:
         yield read
     elif roles.of(node) is Role.VIEW:
         for source in view_sources(roles.graph, node, read.indices):
-            plain = node.name != "tensor.extract_slice"
+            plain = node.name != "tensor.extract_slice" and _keeps_all(roles.graph, node)
             inner = Read(source.value, tuple(source.indices), read.exact, read.reshaped_only and plain)
             yield from resolve(roles, inner)
     else:
         for operand in node.operands:
             yield from resolve(roles, _anywhere(roles.graph, operand))
+
+
+def _keeps_all(graph: Graph, node: Node) -> bool:
+    """Whether a view has as many elements as its source."""
+    return graph.values[node.results[0]].numel == graph.values[node.operands[0]].numel
 
 
 def build(roles: Roles) -> FusionGraph:

@@ -8,7 +8,7 @@ from enum import Enum
 from torch_mlir import ir
 
 from topo_opt.sim import Kind
-from topo_opt.structured.access import RESHAPES, slice_parameters
+from topo_opt.structured.access import RESHAPES, is_movement, slice_parameters
 from topo_opt.structured.graph import Graph, Node
 
 
@@ -77,7 +77,7 @@ def memory_operands(node: Node) -> list[int]:
 def is_alias(graph: Graph, node: Node) -> bool:
     """Whether a view of a contiguous buffer is contiguous memory itself."""
     if node.name != "tensor.extract_slice":
-        return True
+        return node.name in VIEWS
     source = graph.values[node.operands[0]].shape or ()
     _, sizes, strides = slice_parameters(node)
     if any(stride != 1 and size > 1 for size, stride in zip(sizes, strides)):
@@ -92,7 +92,7 @@ def _materialises(graph: Graph, node: Node) -> bool:
 
 
 def _role(graph: Graph, node: Node) -> Role:
-    if node.name in VIEWS:
+    if node.name in VIEWS or is_movement(node):
         return Role.VIEW
     if node.name in ("tensor.empty", "linalg.fill"):
         return Role.FREE

@@ -147,8 +147,25 @@ VIEWS: dict[str, Callable[[Graph, Node, Sequence[Expr]], list[Source]]] = {
 RESHAPES = ("tensor.expand_shape", "tensor.collapse_shape")
 
 
+def is_movement(node: Node) -> bool:
+    """Whether a loop nest only moves or widens one tensor: a transpose, a broadcast, an `extf`."""
+    if node.name != "linalg.generic" or node.inputs != 1 or len(node.results) != 1 or node.has_reduction:
+        return False
+    if not all(m.is_projected_permutation for m in node.maps):
+        return False
+    block = node.op.regions[0].blocks[0]
+    source = hash(block.arguments[0])
+    *body, terminator = [o.operation for o in block.operations]
+    yielded = terminator.operands[0]
+    if not body:
+        return hash(yielded) == source
+    return len(body) == 1 and body[0].name == "arith.extf" and hash(body[0].operands[0]) == source
+
+
 def view_sources(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]:
     """Where the result of a data-movement op comes from (see `Source`)."""
+    if node.name == "linalg.generic":
+        return [Source(node.operands[0], node.maps[0].apply(domain_indices(node, 0, indices)))]
     return VIEWS[node.name](graph, node, indices)
 
 
@@ -227,6 +244,7 @@ __all__ = [
     "constant_of",
     "domain_indices",
     "forward_indices",
+    "is_movement",
     "reassociation",
     "slice_parameters",
     "view_sources",

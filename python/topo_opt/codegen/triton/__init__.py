@@ -9,6 +9,7 @@ from torch_mlir import ir
 
 from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.triton.kernel import Kernel
+from topo_opt.codegen.triton.target import Target
 from topo_opt.codegen.triton.tiles import default_tile
 from topo_opt.errors import UnsupportedError
 
@@ -22,16 +23,16 @@ FAMILIES = {
 }
 
 
-def lower_kernel(func_op: ir.Operation, target: object = None) -> KernelSource:
+def lower_kernel(func_op: ir.Operation, target: Target | None = None) -> KernelSource:
     """The Triton kernel of a `func.func` with a `topo.kernel` attribute.
 
     Args:
-        target: the topology the kernel is for; reserved for limits that code generation must know.
+        target: the machine the kernel is for; default tiles depend on it. None takes the figures of `Target`.
 
     Raises:
         UnsupportedError: the kernel has an op or an access that its family can't express.
     """
-    kernel = Kernel(func_op.operation)
+    kernel = Kernel(func_op.operation, target or Target())
     family = kernel.attributes["family"]
     if family not in FAMILIES:
         raise UnsupportedError(f"kernel family '{family}'", hint=f"known are {', '.join(FAMILIES)}")

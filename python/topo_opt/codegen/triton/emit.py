@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch_mlir import ir
 
@@ -37,7 +37,8 @@ class Value:
     """A computed scalar per tile element. `source` is an identifier or a literal.
 
     `element` is the MLIR element type it stands for (halves are held in f32); `index` is set when the value is an index
-    expression, `depends` names the axes it varies over.
+    expression, `depends` names the axes it varies over. An empty source is bound on first use: from `index`, or by
+    widening `narrow`.
     """
 
     source: str
@@ -45,6 +46,10 @@ class Value:
     depends: frozenset[str] = frozenset()
     index: Expr | None = None
     is_literal: bool = False
+    narrow: str | None = None
+    """The loaded value in its storage type, when it is half precision."""
+    is_load: bool = False
+    """Straight from memory: masked elements are zero."""
 
 
 @dataclass(frozen=True)
@@ -237,9 +242,10 @@ class Emitter:
         depends = depends | (self._predicate_depends if self._predicates else frozenset())
         guard = f", mask={mask}, other=0" if mask else ""
         address = f"{pointer} + {offset}" if offset != "0" else pointer
-        widen = "" if compute_type(element) == storage_type(element) else f".to({compute_type(element)})"
-        name = self.writer.bind(f"tl.load({address}{guard}){widen}", "a")
-        return Value(name, element, depends)
+        name = self.writer.bind(f"tl.load({address}{guard})", "a")
+        if compute_type(element) != storage_type(element):
+            return Value("", element, depends, narrow=name, is_load=True)
+        return Value(name, element, depends, is_load=True)
 
     def store(self, pointer: str, number: int, indices: Sequence[Expr], axes: Sequence[str], shape: str) -> None:
         """Computes the tensor value `number` at `indices` and stores it in a contiguous buffer.
@@ -267,7 +273,8 @@ class Emitter:
             guard: a further condition for the store.
         """
         wide = {a for a in axes if self.axes[a].size > 1}
-        source, offset = self.tensor(value), self.index(where)
+        stored = value.narrow is not None and value.element == element
+        source, offset = value.narrow if stored and value.narrow else self.tensor(value), self.index(where)
         if value.is_literal or not wide <= value.depends:
             source = f"tl.broadcast_to({source}, {shape})"
         if where.is_constant:
@@ -276,15 +283,15 @@ class Emitter:
             offset = f"tl.broadcast_to({offset}, {shape})"
         masks = [m for a in axes if (m := self.axes[a].mask)] + ([guard] if guard else [])
         mask = f", mask={' & '.join(masks)}" if masks else ""
-        narrow = "" if compute_type(element) == storage_type(element) else f".to({storage_type(element)})"
+        narrow = "" if stored or compute_type(element) == storage_type(element) else f".to({storage_type(element)})"
         self.writer.line(f"tl.store({pointer} + {offset}, {source}{narrow}{mask})")
 
     # -- scalars ----------------------------------------------------------------------------------------------------
 
     def tensor(self, value: Value) -> str:
         """Source of the value as a Triton tensor (literals become `tl.full`)."""
-        if value.source == "" and value.index is not None:
-            return self.from_index(value.index, value.element).source
+        if value.source == "":
+            return self._numeric(value).source
         if not value.is_literal:
             return value.source
         return self.writer.bind(f"tl.full((1, 1), {value.source}, {compute_type(value.element)})", "k")
@@ -364,7 +371,12 @@ class Emitter:
         return Value("", "index", expr.symbols, expr)
 
     def _numeric(self, value: Value) -> Value:
-        return self.from_index(value.index, value.element) if value.source == "" and value.index is not None else value
+        """The value with a source that stands for a number of its compute type."""
+        if value.source:
+            return value
+        if value.index is not None:
+            return self.from_index(value.index, value.element)
+        return replace(value, source=self.writer.bind(f"{value.narrow}.to({compute_type(value.element)})"))
 
     def _extract(self, op: ir.Operation, environment: _Environment | dict) -> Scalar:
         number = self.graph.value_of(op.operands[0])

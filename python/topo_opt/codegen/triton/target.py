@@ -1,0 +1,25 @@
+"""What code generation must know of the machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """Limits and counts of one device that tiles depend on.
+
+    The defaults only serve legality checks and IR that is lowered without a topology; a compile reads them from one.
+    """
+
+    cores: int = 132
+    shared_bytes: int = 232448
+
+    @classmethod
+    def named(cls, topology: str) -> Target:
+        """The first compute device of a topology, by name or file."""
+        from topo_opt.topology import load
+
+        machine = load(topology)
+        device = next(d for d in machine.devices if d.id == machine.compute[0])
+        return cls(device.cores.count.value, device.cores.shared_memory_per_block_bytes.value)
