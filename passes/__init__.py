@@ -12,7 +12,6 @@ PASSES = {
     "topo-raise-named-ops": "topo_opt.passes.ingest.raise_named_ops:RaiseNamedOps",
     "topo-lower-torch": "topo_opt.passes.ingest.lower_torch:LowerTorch",
     "topo-verify-structured": "topo_opt.passes.ingest.verify_structured:VerifyStructured",
-    "topo-fold-views": "topo_opt.passes.schedule.fold_views:FoldViews",
     "topo-form-kernels": "topo_opt.passes.schedule.form_kernels:FormKernels",
     "topo-mark-inout": "topo_opt.passes.schedule.mark_inout:MarkInout",
     "topo-choose-tiles": "topo_opt.passes.lower.choose_tiles:ChooseTiles",

@@ -115,8 +115,9 @@ def _run_phase(compilation: Compilation, name: str) -> None:
 
 def _generate(compilation: Compilation) -> None:
     from topo_opt.codegen.triton import lower_kernel
+    from topo_opt.codegen.triton.target import Target
 
-    target = compilation.options.topology.primary
+    target = Target.of(compilation.options.topology.primary)
     refused: dict[str, UnsupportedError] = {}
     with compilation.module.context, ir.Location.unknown():
         for symbol, function in kernels(compilation.module):

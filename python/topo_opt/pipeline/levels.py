@@ -19,7 +19,7 @@ def _ingest(level: int) -> list[str]:
 
 
 def _schedule(level: int) -> list[str]:
-    fold = [] if level == 0 else ["topo-fold-views", "canonicalize", "cse"]
+    fold = [] if level == 0 else ["canonicalize", "cse"]
     # Inout is decided on whole kernels: which buffer dies where is known only after they are formed.
     return [*fold, f"topo-form-kernels{{fuse={_FUSE[level]}}}", "topo-mark-inout"]
 

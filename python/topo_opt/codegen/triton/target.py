@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from topo_opt.topology.schema import Device
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,9 @@ class Target:
         """The first compute device of a topology, by name or file."""
         from topo_opt.topology import load
 
-        machine = load(topology)
-        device = next(d for d in machine.devices if d.id == machine.compute[0])
+        return cls.of(load(topology).primary)
+
+    @classmethod
+    def of(cls, device: Device) -> Target:
+        """The figures of a device of a topology."""
         return cls(device.cores.count.value, device.cores.shared_memory_per_block_bytes.value)
