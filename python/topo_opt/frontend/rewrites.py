@@ -1,5 +1,6 @@
 """ATen ops written with other ATen ops, where torch-mlir's own lowering gives another value than eager."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -32,9 +33,20 @@ def _log_softmax(b: GraphBuilder, x: fx.Node, dim: int, dtype: Any = None) -> fx
     return b.emit(aten.sub.Tensor, shifted, b.emit(aten.log.default, total))
 
 
+def _gelu(b: GraphBuilder, x: fx.Node, approximate: str = "none") -> fx.Node | None:
+    """The tanh form, whose constant sqrt(2 / pi) torch-mlir writes as 0.797724."""
+    if approximate != "tanh":
+        return None
+    cube = b.emit(aten.mul.Tensor, b.emit(aten.mul.Tensor, x, x), x)
+    inner = b.emit(aten.add.Tensor, x, b.emit(aten.mul.Tensor, cube, 0.044715))
+    curve = b.emit(aten.tanh.default, b.emit(aten.mul.Tensor, inner, math.sqrt(2.0 / math.pi)))
+    return b.emit(aten.mul.Tensor, b.emit(aten.mul.Tensor, x, 0.5), b.emit(aten.add.Tensor, curve, 1.0))
+
+
 # Op -> rule(builder, *args, **kwargs): the result as a node, or None where the op is right as it is.
 # Half tensors among the arguments are f32 already.
 REWRITES: dict[Any, Callable[..., Any]] = {
+    aten.gelu.default: _gelu,
     aten.softmax.int: _softmax,
     aten._softmax.default: _softmax,
     aten.log_softmax.int: _log_softmax,
