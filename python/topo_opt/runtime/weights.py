@@ -1,0 +1,283 @@
+"""Weights of a bundle: byte ranges of files, mapped when they are asked for.
+
+`weights.json` says where each tensor lies: in `weights.safetensors` beside it, in the archive the model was compiled from,
+or nowhere (a model exported without data). Nothing is unpickled, and no range leaves its file.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from topo_opt.errors import InputError, UntrustedError
+
+TABLE = "weights.json"
+PACKED = "weights.safetensors"
+VERSION = 1
+_FINGERPRINT_HEAD = 1 << 16
+_FINGERPRINT_TAIL = 1 << 20
+_MAX_TABLE_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class TensorRange:
+    """One tensor: `nbytes` bytes at `offset` of file number `file` (None: no data), seen through shape and strides.
+
+    shape, strides and storage_offset count elements. Tensors with the same range share memory (tied weights).
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    storage_offset: int = 0
+    file: int | None = None
+    offset: int = 0
+    nbytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of `weights.json`."""
+        return {
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "strides": list(self.strides),
+            "storage_offset": self.storage_offset,
+            "file": self.file,
+            "offset": self.offset,
+            "nbytes": self.nbytes,
+        }
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """A file with tensors. `path` is relative to the bundle; `fingerprint` identifies a file that is not part of it."""
+
+    path: str
+    bytes: int
+    fingerprint: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of `weights.json`."""
+        return {"path": self.path, "bytes": self.bytes, "fingerprint": self.fingerprint}
+
+
+def table_json(files: list[WeightFile], tensors: Mapping[str, TensorRange]) -> dict[str, Any]:
+    """The content of `weights.json`."""
+    entries = {name: tensors[name].to_json() for name in sorted(tensors)}
+    return {"version": VERSION, "files": [file.to_json() for file in files], "tensors": entries}
+
+
+def fingerprint(path: Path) -> str:
+    """SHA-256 over the size, the beginning and the end of a file.
+
+    The end of a `.pt2` is its directory, which has a checksum of every entry, so a changed weight changes it.
+    """
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        digest.update(file.read(_FINGERPRINT_HEAD))
+        file.seek(max(0, size - _FINGERPRINT_TAIL))
+        digest.update(file.read(_FINGERPRINT_TAIL))
+    return digest.hexdigest()
+
+
+class Weights(Mapping[str, torch.Tensor]):
+    """Tensors of a bundle by name, on the CPU, mapped from their files.
+
+    Tensors are views of private mappings: writing to one changes no file, but shows in tensors tied to it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        files: list[WeightFile],
+        ranges: Mapping[str, TensorRange],
+        moved: Path | None = None,
+    ):
+        self._folder, self._files, self.ranges = folder, files, dict(ranges)
+        self._moved = moved
+        self._storages: dict[int, torch.Tensor] = {}
+        self._regions: dict[tuple[int, int, int, str], torch.Tensor] = {}
+
+    @classmethod
+    def open(cls, folder: Path | str, *, source: Path | str | None = None) -> "Weights | NamedTensors":
+        """The weights of the bundle in `folder`.
+
+        Args:
+            source: where the archive is now, when it has moved; or a `.safetensors` file, or a folder of such files, to
+                take the tensors from by name (for models exported without data, or other weights of the same shapes).
+
+        Raises:
+            InputError: a file is missing, has changed, or is too short for its tensors.
+            UntrustedError: the table is malformed or leads outside its files.
+        """
+        folder = Path(folder)
+        if source is not None and (Path(source).is_dir() or Path(source).suffix == ".safetensors"):
+            return NamedTensors(Path(source))
+        table = folder / TABLE
+        if not table.exists():
+            packed = folder / PACKED
+            return NamedTensors(packed) if packed.exists() else cls(folder, [], {})
+        files, ranges = _read_table(table)
+        return cls(folder, files, ranges, None if source is None else Path(source))
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self.ranges)
+
+    def __len__(self) -> int:
+        return len(self.ranges)
+
+    def fetch(self, name: str) -> torch.Tensor | None:
+        """The tensor, or None when the bundle does not have it or only knows its shape."""
+        entry = self.ranges.get(name)
+        return None if entry is None or _absent(entry) else self[name]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        entry = self.ranges[name]
+        if _absent(entry):
+            raise InputError(
+                f"the weight {name} ({entry.dtype}{list(entry.shape)}) has no data: the model was exported without it",
+                hint="name a safetensors file that has it, or ask for random weights",
+            )
+        dtype = getattr(torch, entry.dtype)
+        if entry.file is None:
+            return torch.empty(entry.shape, dtype=dtype)
+        region = self._region(entry.file, entry.offset, entry.nbytes, dtype)
+        # as_strided counts from the beginning of the storage, which is the whole file.
+        return region.as_strided(entry.shape, entry.strides, region.storage_offset() + entry.storage_offset)
+
+    def _region(self, file: int, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+        """The flat tensor over a byte range; the same range gives the same memory."""
+        key = (file, offset, nbytes, str(dtype))
+        if key not in self._regions:
+            raw = self._mapped(file)[offset : offset + nbytes]
+            if dtype == torch.bool:
+                self._regions[key] = raw != 0  # a byte other than 0 and 1 is no valid bool
+            else:
+                aligned = raw if offset % max(dtype.itemsize, 1) == 0 else raw.clone()
+                self._regions[key] = aligned.view(dtype)
+        return self._regions[key]
+
+    def _mapped(self, number: int) -> torch.Tensor:
+        if number not in self._storages:
+            self._storages[number] = _map(self._locate(self._files[number]))
+        return self._storages[number]
+
+    def _locate(self, file: WeightFile) -> Path:
+        """The path of a weight file that is there, has its size, and is the one that was compiled from."""
+        path = self._folder / file.path
+        if file.fingerprint is not None and self._moved is not None:
+            path = self._moved
+        hint = "if it was moved, say where it is (--weights FILE, weights=FILE)" if file.fingerprint else None
+        try:
+            size = path.stat().st_size
+        except OSError as exc:
+            raise InputError(f"the weight file {path} cannot be read: {exc.strerror}", hint=hint) from None
+        if size != file.bytes:
+            raise InputError(
+                f"the weight file {path} has {size} bytes, the bundle was made with one of {file.bytes}",
+                hint=hint,
+            )
+        if file.fingerprint is not None and fingerprint(path) != file.fingerprint:
+            raise InputError(
+                f"the weight file {path} is not the one the bundle was compiled from",
+                hint="compile again, or pack the weights into the bundle",
+            )
+        return path
+
+
+class NamedTensors(Mapping[str, torch.Tensor]):
+    """Tensors of a safetensors file, or of all such files of a folder, by name."""
+
+    def __init__(self, path: Path):
+        from safetensors import SafetensorError, safe_open
+
+        paths = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+        if not paths:
+            raise InputError(f"the folder {path} has no .safetensors file")
+        self._where: dict[str, Any] = {}
+        for one in paths:
+            try:
+                handle = safe_open(str(one), framework="pt", device="cpu")
+            except (OSError, SafetensorError) as exc:
+                raise InputError(f"the weight file {one} cannot be read: {exc}") from None
+            for name in handle.keys():  # noqa: SIM118, not a mapping
+                self._where[name] = handle
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(self._where)
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def fetch(self, name: str) -> torch.Tensor | None:
+        """The tensor, or None when no file has it."""
+        return self[name] if name in self._where else None
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._where[name].get_tensor(name)
+
+
+def _absent(entry: TensorRange) -> bool:
+    return entry.file is None and math.prod(entry.shape) > 0
+
+
+def _map(path: Path) -> torch.Tensor:
+    size = path.stat().st_size
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    try:
+        storage = torch.UntypedStorage.from_file(os.fspath(path), False, size)
+    except RuntimeError as exc:
+        raise InputError(f"the weight file {path} cannot be mapped: {str(exc).splitlines()[0]}") from None
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))  # type: ignore[call-overload]
+
+
+def _read_table(path: Path) -> tuple[list[WeightFile], dict[str, TensorRange]]:
+    if path.stat().st_size > _MAX_TABLE_BYTES:
+        raise UntrustedError(f"{path} is larger than {_MAX_TABLE_BYTES} bytes")
+    try:
+        document = json.loads(path.read_bytes())
+        if document["version"] != VERSION:
+            raise InputError(f"{path} has version {document['version']!r:.20}, this runtime reads {VERSION}")
+        files = [_file(entry) for entry in document["files"]]
+        return files, {str(name): _range(entry, files) for name, entry in document["tensors"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise UntrustedError(f"{path} is malformed: {type(exc).__name__} {exc}") from None
+
+
+def _file(entry: dict[str, Any]) -> WeightFile:
+    file = WeightFile(entry["path"], _count(entry["bytes"]), entry["fingerprint"])
+    if not isinstance(file.path, str) or not isinstance(file.fingerprint, str | None):
+        raise ValueError("a file entry has wrong types")
+    if file.fingerprint is None and file.path != PACKED:
+        # Only a file known by its fingerprint may lie outside the bundle.
+        raise ValueError(f"{file.path!r} is not a file of the bundle")
+    return file
+
+
+def _range(entry: dict[str, Any], files: list[WeightFile]) -> TensorRange:
+    shape, strides = (tuple(_count(size) for size in entry[key]) for key in ("shape", "strides"))
+    number, offset, nbytes = entry["file"], _count(entry["offset"]), _count(entry["nbytes"])
+    dtype = getattr(torch, str(entry["dtype"]), None)
+    start = _count(entry["storage_offset"])
+    if not isinstance(dtype, torch.dtype) or len(shape) != len(strides) or len(shape) > 64:
+        raise ValueError("a tensor has a wrong dtype or strides")
+    if number is not None:
+        if _count(number) >= len(files) or offset + nbytes > files[number].bytes or nbytes % dtype.itemsize:
+            raise ValueError("a tensor leaves its file")
+        last = start + sum((size - 1) * stride for size, stride in zip(shape, strides))
+        if 0 not in shape and (last + 1) * dtype.itemsize > nbytes:
+            raise ValueError("a tensor leaves its bytes")
+    return TensorRange(str(entry["dtype"]), shape, strides, start, number, offset, nbytes)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"{value!r:.40} is not a size")
+    return value
