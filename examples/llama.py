@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import topo_opt
-from topo_opt import driver, report, runtime, topology
+from topo_opt import driver, report, runtime
 from topo_opt.frontend.huggingface import CausalLMWithStaticCache
 from topo_opt.runtime.numerics import compare
 
@@ -60,7 +60,7 @@ def main() -> int:
     programs = decoder.export(prompt_length=PROMPT_LENGTH)
 
     print(f"topo-opt {topo_opt.__version__}: compiling {', '.join(programs)} for {arguments.topology}")
-    options = driver.Options(topology.load(arguments.topology), level=arguments.level)
+    options = driver.Options(arguments.topology, level=arguments.level)
     finished = driver.compile(programs, options, arguments.out)
     report.render(finished.report, sys.stdout)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from topo_opt import driver, report, topology
+from topo_opt import driver, report
 from topo_opt.errors import InputError
 from topo_opt.model import torch_dialect
 from topo_opt.pipeline import levels
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
     sources = functions_of(arguments.inputs)
     options = driver.Options(
-        topology=topology.load(arguments.topology),
+        topology=arguments.topology,
         level=arguments.level,
         strict=arguments.strict,
         buckets=buckets_of(arguments.bucket),
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         phase=Progress(quiet=arguments.quiet).phase,
     )
     if arguments.dump_pass_pipeline:
-        print(levels.pipeline(options.level), file=sys.stderr)
+        print(levels.pipeline(options.level, topology=options.topology), file=sys.stderr)
     what = _TEXT_AFTER[arguments.to] if arguments.to else arguments.emit
     if what == "bundle":
         return _bundle(arguments, sources, options)

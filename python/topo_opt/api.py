@@ -11,12 +11,10 @@ import torch
 from torch.export import ExportedProgram
 
 from topo_opt import driver
-from topo_opt import topology as topologies
 from topo_opt.errors import InputError
 
 if TYPE_CHECKING:
     from topo_opt.runtime import Program
-    from topo_opt.topology import Topology
 
 DEFAULT_FUNCTION = "main"
 DEFAULT_TOPOLOGY = "h200-x1"
@@ -29,7 +27,7 @@ def compile(
     *,
     dynamic_shapes: Any = None,
     buckets: Mapping[str, Sequence[int]] | None = None,
-    topology: "str | Path | Topology" = DEFAULT_TOPOLOGY,
+    topology: str | Path = DEFAULT_TOPOLOGY,
     level: int = 2,
     strict: bool = False,
     out: str | Path | None = None,
@@ -41,7 +39,7 @@ def compile(
         model: a module (exported with `args`, `kwargs` and `dynamic_shapes`), an exported program, or a dictionary of exported
             programs that share weights: function name -> program.
         buckets: name of a dynamic dim -> sizes to compile kernels for.
-        topology: name, file or object of the machine to compile for.
+        topology: name or file of the machine to compile for.
         level: 0 to 3, as `-O`.
         strict: refuse when anything is left to ATen or did not take effect.
         out: folder for the bundle; by default a temporary one that lives as long as the program.
@@ -55,13 +53,14 @@ def compile(
         TopoError: the model cannot be exported or compiled, see its message.
     """
     programs = _programs(model, args, kwargs, dynamic_shapes)
-    machine = topology if isinstance(topology, topologies.Topology) else topologies.load(topology)
-    options = driver.Options(machine, level=level, strict=strict, buckets=buckets or {})
+    options = driver.Options(
+        str(topology), level=level, strict=strict, buckets=buckets or {}, pack_weights=out is not None
+    )
     if out is not None:
-        return _load(driver.compile(programs, options, Path(out)).path, programs, device, machine)
+        return _load(driver.compile(programs, options, Path(out)).path, programs, device, options)
     folder = Path(tempfile.mkdtemp(prefix="topo-opt-"))
     try:
-        program = _load(driver.compile(programs, options, folder / "bundle").path, programs, device, machine)
+        program = _load(driver.compile(programs, options, folder / "bundle").path, programs, device, options)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -103,16 +102,11 @@ def _load(
     path: Path,
     programs: Mapping[str, ExportedProgram],
     device: str | torch.device | None,
-    machine: "Topology",
+    options: driver.Options,
 ) -> "Program":
     from topo_opt import runtime
+    from topo_opt.frontend.weights import program_tensors
 
     if device is None:
-        device = "cuda" if machine.primary.kind == "gpu" and torch.cuda.is_available() else "cpu"
-    tensors: dict[str, torch.Tensor] = {}
-    for program in programs.values():
-        constants = {
-            name: value for name, value in program.constants.items() if isinstance(value, torch.Tensor)
-        }
-        tensors |= {**constants, **program.state_dict}
-    return runtime.load(path, device=str(device), weights=tensors)
+        device = "cuda" if options.machine.primary.kind == "gpu" and torch.cuda.is_available() else "cpu"
+    return runtime.load(path, device, weights=program_tensors(programs))

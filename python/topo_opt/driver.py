@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,16 @@ from torch_mlir import ir
 
 from topo_opt import dialects
 from topo_opt.codegen.kernel_source import KernelSource
-from topo_opt.errors import InputError, Remark, StrictError, UnsupportedError
+from topo_opt.errors import InputError, Remark, StrictError, UnsupportedError, UntrustedError
 from topo_opt.model import FunctionVariant, ImportedModel, Source, import_model
 from topo_opt.pipeline import levels, remarks
 from topo_opt.pipeline.run import Instrument, run
-from topo_opt.topology import Topology
+from topo_opt.topology import Topology, load
 
 if TYPE_CHECKING:
     from topo_opt.codegen.plan import VariantRequest
+    from topo_opt.frontend.archive_scan import ArchiveInfo
+    from topo_opt.frontend.weights import WeightSource
     from topo_opt.report import Report
 
 Phase = Callable[[str], AbstractContextManager[Any]]
@@ -32,22 +35,30 @@ Phase = Callable[[str], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Options:
-    """How to compile. `buckets`: name of a dynamic dim -> sizes."""
+    """How to compile. `topology`: name or file; `buckets`: name of a dynamic dim -> sizes."""
 
-    topology: Topology
+    topology: str = "h200-x1"
     level: int = 2
     strict: bool = False
     buckets: Mapping[str, Sequence[int]] = field(default_factory=dict)
     trust: bool = False
+    pack_weights: bool = True
+    """Copy weights that are in memory into the bundle; without it the caller binds them when the bundle is loaded."""
     verify_each: bool = True
     instruments: Callable[[], Sequence[Instrument]] = tuple
     phase: Phase = nullcontext
+
+    @cached_property
+    def machine(self) -> Topology:
+        """The topology, loaded. Raises InputError when there is none of that name, or the file has faults."""
+        return load(self.topology)
 
 
 @dataclass
 class Compilation:
     """What is known after the steps so far. `module` is structured IR first, kernel IR after `schedule`."""
 
+    inputs: Mapping[str, Source]
     options: Options
     model: ImportedModel
     module: ir.Module
@@ -64,10 +75,11 @@ def start(sources: Mapping[str, Source], options: Options) -> Compilation:
     """
     if not sources:
         raise InputError("no model was given")
+    _ = options.machine  # a fault in the topology shows before any work is done
     with options.phase("import"):
         model = import_model(sources, buckets=options.buckets, trust=options.trust)
         module = ir.Module.parse(model.module, dialects.load(ir.Context()))
-    return Compilation(options, model, module, model.variants, list(model.remarks))
+    return Compilation(dict(sources), options, model, module, model.variants, list(model.remarks))
 
 
 def schedule(compilation: Compilation) -> None:
@@ -105,7 +117,7 @@ def _run_phase(compilation: Compilation, name: str) -> None:
     options = compilation.options
     with options.phase(name), remarks.collect() as collected:
         run(
-            levels.pipeline(options.level, (name,)),
+            levels.pipeline(options.level, (name,), topology=options.topology),
             compilation.module,
             verify_each=options.verify_each,
             instruments=options.instruments(),
@@ -117,7 +129,7 @@ def _generate(compilation: Compilation) -> None:
     from topo_opt.codegen.triton import lower_kernel
     from topo_opt.codegen.triton.target import Target
 
-    target = Target.of(compilation.options.topology.primary)
+    target = Target.of(compilation.options.machine.primary)
     refused: dict[str, UnsupportedError] = {}
     with compilation.module.context, ir.Location.unknown():
         for symbol, function in kernels(compilation.module):
@@ -202,7 +214,7 @@ def compile(sources: Mapping[str, Source], options: Options, out: Path) -> Finis
 
 def _measure(compilation: Compilation) -> dict[str, Any]:
     """Registers, spills and shared memory of every kernel, where the target has such."""
-    target = compilation.options.topology.primary.target
+    target = compilation.options.machine.primary.target
     if target.backend != "cuda" or not compilation.sources:
         return {}
     from topo_opt.codegen.resources import measure
@@ -221,8 +233,9 @@ def _write(compilation: Compilation, resources: Mapping[str, Any], summary: "Rep
             compilation.sources,
             [_request(compilation, variant) for variant in compilation.variants],
             resources=resources,
-            meta={"topology": compilation.options.topology.name, "level": compilation.options.level},
+            meta={"topology": compilation.options.machine.name, "level": compilation.options.level},
         )
+        weights = _weights(compilation, out)
         return write_bundle(
             out,
             built,
@@ -230,7 +243,42 @@ def _write(compilation: Compilation, resources: Mapping[str, Any], summary: "Rep
             aten={function: json.loads(text) for function, text in compilation.model.aten.items()},
             ir={"structured": _structured_text(compilation), "kernel": str(compilation.module)},
             report=summary.as_json(),
+            weights=weights.table if weights else None,
+            weights_writer=weights.writer if weights else None,
         )
+
+
+def _weights(compilation: Compilation, out: Path) -> "WeightSource | None":
+    """A reference to the archives when all functions come from such, else a packed copy."""
+    from topo_opt.frontend import weights
+
+    inputs, options = compilation.inputs, compilation.options
+    paths = {name: Path(source) for name, source in inputs.items() if isinstance(source, str | Path)}
+    if len(paths) == len(inputs):
+        archives = _scanned(paths, options.trust)
+        if archives is not None:
+            return weights.reference(archives, out)
+    if not options.pack_weights:
+        return None
+    from topo_opt.frontend.load import load_archive
+
+    programs = {
+        name: load_archive(paths[name], trust=options.trust) if name in paths else source
+        for name, source in inputs.items()
+    }
+    return weights.pack(weights.program_tensors(programs))
+
+
+def _scanned(paths: Mapping[str, Path], trust: bool) -> "dict[str, ArchiveInfo] | None":
+    """What the scans say about where the weights lie; None when a trusted file has what no scan accepts."""
+    from topo_opt.frontend.archive_scan import scan
+
+    try:
+        return {name: scan(path) for name, path in paths.items()}
+    except UntrustedError:
+        if not trust:
+            raise
+        return None
 
 
 def _structured_text(compilation: Compilation) -> str:

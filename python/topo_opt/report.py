@@ -17,6 +17,7 @@ from topo_opt.estimate import declared_traffic, work_of
 
 SCHEMA = 1
 _GRAPH_NODE = "fxnode:"
+_COMPUTE = ("linalg.", "topo.", "tm_tensor.")
 _AT_MOST = 30
 
 
@@ -76,7 +77,7 @@ def build(compilation: Compilation, resources: Mapping[str, Any] | None = None) 
     Args:
         resources: kernel symbol -> registers, spills and shared memory, where the ahead-of-time compile has run.
     """
-    device = compilation.options.topology.primary
+    device = compilation.options.machine.primary
     launches: Counter[str] = Counter()
     for _, function in plan_functions(compilation.module):
         launches.update(callees(function))
@@ -93,7 +94,7 @@ def build(compilation: Compilation, resources: Mapping[str, Any] | None = None) 
     )
     floors = {row.symbol: row.floor_ns for row in rows}
     return Report(
-        compilation.options.topology.name,
+        compilation.options.machine.name,
         compilation.options.level,
         tuple(_function_rows(compilation, floors, device.launch.eager_ns.value)),
         shared,
@@ -109,7 +110,7 @@ def _with_share(row: KernelRow, total: float) -> KernelRow:
 def _kernel_rows(
     compilation: Compilation, launches: Counter[str], resources: Mapping[str, Any]
 ) -> Iterator[KernelRow]:
-    device = compilation.options.topology.primary
+    device = compilation.options.machine.primary
     for symbol, function in kernels(compilation.module):
         if not launches[symbol]:
             continue
@@ -132,7 +133,7 @@ def _kernel_rows(
 
 
 def _aten_rows(compilation: Compilation, launches: Counter[str]) -> Iterator[KernelRow]:
-    device = compilation.options.topology.primary
+    device = compilation.options.machine.primary
     for view in compilation.module.body.operations:
         op = view.operation
         if "topo.aten" not in op.attributes:
@@ -167,6 +168,8 @@ def _fused(function: ir.Operation) -> dict[str, int]:
     """Operation of the model -> how many of them went into a kernel, told from the locations of its ops."""
     nodes: dict[str, None] = {}
     for view in function.regions[0].blocks[0].operations:
+        if not view.operation.name.startswith(_COMPUTE) or view.operation.name == "linalg.fill":
+            continue  # constants and inits are shared, so their locations may be another operation's
         nodes.update(dict.fromkeys(_graph_nodes(view.operation.location)))
     counts = Counter(re.sub(r"(_default|_tensor)?(_\d+)?$", "", node) for node in nodes)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

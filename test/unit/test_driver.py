@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from topo_opt import driver, topology
+from topo_opt import driver
 from topo_opt.errors import InputError, StrictError
 from topo_opt.pipeline.numeric import NumericCheck
-
-CPU = topology.load("cpu")
 
 
 class Scores(torch.nn.Module):
@@ -36,7 +34,7 @@ def exported(module, *, dynamic=True):
 
 
 def options(**changes):
-    return driver.Options(CPU, **{"level": 0, **changes})
+    return driver.Options("cpu", **{"level": 0, **changes})
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from torch_mlir import ir
+
 from topo_opt import dialects
 from topo_opt.errors import CompilerCrash, PipelineError
 from topo_opt.passes import PASSES
@@ -15,7 +17,6 @@ from topo_opt.pipeline.diagnostics import DiagnosedError
 from topo_opt.pipeline.instruments import PrintIr, Reproducer, Timing, Watcher
 from topo_opt.pipeline.numeric import NumericCheck, NumericMismatch
 from topo_opt.pipeline.run import build, run
-from torch_mlir import ir
 
 TEXT = """
 func.func @a() -> f32 {
@@ -120,7 +121,7 @@ def test_an_exception_in_a_pass_is_a_crash_that_names_the_pass(module):
 
 UNKNOWN = {
     "canonicalise": r"'canonicalise' is not a known pass .*did you mean 'canonicalize'",
-    "topo-fold-view": r"did you mean 'topo-fold-views'",
+    "topo-form-kernel": r"did you mean 'topo-form-kernels'",
     "xyzzy-plugh": r"'xyzzy-plugh' is not a known pass \(--list-passes",
     "cse{no-such=1}": r"pass 'cse' has no option 'no-such'",
     "convert-torch-to-linalg": r"runs on 'func.func', not on 'builtin.module' \(write func.func\(convert-torch-to-linalg\)",

@@ -5,6 +5,7 @@ The phases are those of docs/architecture.md section 7. A level is text in the p
 """
 
 from topo_opt.errors import InputError
+from topo_opt.passes.base import quote
 from topo_opt.pipeline.spec import ROOT, Group, parse
 
 PHASES = ("ingest", "schedule", "lower")
@@ -13,31 +14,34 @@ PHASES = ("ingest", "schedule", "lower")
 _FUSE = {0: "none", 1: "cheap", 2: "full", 3: "full"}
 
 
-def _ingest(level: int) -> list[str]:
+def _ingest(level: int, topology: str | None) -> list[str]:
     # Named ops first: torch-mlir's lowering would take them apart, and it refuses ops it does not know.
     return ["topo-raise-named-ops", "topo-lower-torch", "topo-verify-structured"]
 
 
-def _schedule(level: int) -> list[str]:
-    fold = [] if level == 0 else ["canonicalize", "cse"]
+def _schedule(level: int, topology: str | None) -> list[str]:
     # Inout is decided on whole kernels: which buffer dies where is known only after they are formed.
-    return [*fold, f"topo-form-kernels{{fuse={_FUSE[level]}}}", "topo-mark-inout"]
+    return [f"topo-form-kernels{{fuse={_FUSE[level]}}}", "topo-mark-inout"]
 
 
-def _lower(level: int) -> list[str]:
-    return ["topo-choose-tiles"]
+def _lower(level: int, topology: str | None) -> list[str]:
+    options = f"{{topology={quote(topology)}}}" if topology else ""
+    return [f"topo-choose-tiles{options}"]
 
 
 _BUILDERS = {"ingest": _ingest, "schedule": _schedule, "lower": _lower}
 
 
-def pipeline(level: int, phases: tuple[str, ...] = PHASES) -> Group:
+def pipeline(level: int, phases: tuple[str, ...] = PHASES, *, topology: str | None = None) -> Group:
     """The pipeline of an optimization level (0 to 3) for the given phases, in their order.
+
+    Args:
+        topology: name or file of the machine, which tiles depend on; None takes the default figures.
 
     Raises:
         InputError: no such level.
     """
     if level not in _FUSE:
         raise InputError(f"optimization level {level} does not exist", hint="there are -O0, -O1, -O2 and -O3")
-    passes = [text for phase in PHASES if phase in phases for text in _BUILDERS[phase](level)]
+    passes = [text for phase in PHASES if phase in phases for text in _BUILDERS[phase](level, topology)]
     return parse(f"{ROOT}({','.join(passes)})")
