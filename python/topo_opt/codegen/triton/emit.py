@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from torch_mlir import ir
 
 from topo_opt.codegen.triton import scalar_ops
-from topo_opt.codegen.triton.element_types import compute_type, storage_type
+from topo_opt.codegen.triton.element_types import NARROW_FLOATS, compute_type, storage_type
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.access import VIEWS, Condition, domain_indices, view_sources
@@ -272,7 +272,8 @@ class Emitter:
         Args:
             guard: a further condition for the store.
         """
-        wide = {a for a in axes if self.axes[a].size > 1}
+        # A masked axis of size one still has a block of more.
+        wide = {a for a in axes if self.axes[a].size > 1 or self.axes[a].mask}
         stored = value.narrow is not None and value.element == element
         source, offset = value.narrow if stored and value.narrow else self.tensor(value), self.index(where)
         if value.is_literal or not wide <= value.depends:
@@ -409,6 +410,9 @@ class Emitter:
             return Value(str(symbolic.constant), element, index=symbolic, is_literal=True) if symbolic.is_constant else Value(
                 "", element, symbolic.symbols, symbolic
             )
+        folded = _fold_boolean(op.name, operands)
+        if folded is not None:
+            return folded
         rule = scalar_ops.RULES.get(op.name)
         if rule is None:
             raise UnsupportedError(f"no Triton form for {op.name}", hint="the op is left to ATen")
@@ -422,6 +426,8 @@ class Emitter:
         context = scalar_ops.Context(tuple(o.element for o in operands), element, op, self.fast)
         source = rule(context, *texts)
         depends = frozenset().union(*(o.depends for o in operands))
+        if op.name == "arith.truncf" and element in NARROW_FLOATS:
+            return Value("", element, depends, narrow=self.writer.bind(source))
         if source in ("True", "False"):
             return Value(source, element, is_literal=True)
         return Value(source if source.isidentifier() else self.writer.bind(source), element, depends)
@@ -467,6 +473,17 @@ def _symbolic(name: str, operands: Sequence[Value], element: str) -> Expr | None
             return left // right.constant
         case "arith.remsi" | "arith.remui" if right.is_constant and right.constant > 0 and left.bounds[0] >= 0:
             return left % right.constant
+    return None
+
+
+def _fold_boolean(name: str, operands: Sequence[Value]) -> Value | None:
+    """`true & x -> x` and the like: the masks of models are full of them."""
+    if name not in ("arith.andi", "arith.ori") or len(operands) != 2 or operands[0].element != "i1":
+        return None
+    for literal, other in (operands, operands[::-1]):
+        if literal.is_literal:
+            neutral = literal.source == ("True" if name == "arith.andi" else "False")
+            return other if neutral else literal
     return None
 
 

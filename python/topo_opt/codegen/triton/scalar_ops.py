@@ -13,6 +13,7 @@ from typing import Any
 from torch_mlir import ir
 
 from topo_opt.codegen.triton.element_types import NARROW_FLOATS, compute_type, storage_type
+from topo_opt.errors import UnsupportedError
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def _extf(ctx: Context, a: str) -> str:
 @rule("arith.truncf")
 def _truncf(ctx: Context, a: str) -> str:
     if ctx.result in NARROW_FLOATS:
-        return f"{a}.to({storage_type(ctx.result)}).to(tl.float32)"
+        return f"{a}.to({storage_type(ctx.result)})"  # kept narrow: the emitter widens where a number is needed
     return f"{a}.to({compute_type(ctx.result)})"
 
 
@@ -246,6 +247,31 @@ def _fptoui(ctx: Context, a: str) -> str:
 @rule("arith.bitcast")
 def _bitcast(ctx: Context, a: str) -> str:
     return f"{a}.to({compute_type(ctx.result)}, bitcast=True)"
+
+
+_UNROLLED_POWERS = 8
+
+
+def _power_by_products(base: str, exponent: int) -> str:
+    """`base ** exponent` for a small exponent, by repeated multiplication as eager PyTorch does for squares and cubes."""
+    product = " * ".join([base] * abs(exponent)) or f"({base} * 0 + 1)"
+    return product if exponent >= 0 else f"1.0 / ({product})"
+
+
+@rule("math.fpowi", literals=True)
+def _fpowi(ctx: Context, a: str, b: str) -> str:
+    base = a if not _is_literal(a) else f"tl.full((1, 1), {a}, {compute_type(ctx.result)})"
+    if _is_literal(b) and abs(int(b)) <= _UNROLLED_POWERS:
+        return _power_by_products(base, int(b))
+    exponent = f"tl.full((1, 1), {b}, {compute_type(ctx.result)})" if _is_literal(b) else f"{b}.to({compute_type(ctx.result)})"
+    return f"libdevice.pow({base}, {exponent})"
+
+
+@rule("math.ipowi", literals=True)
+def _ipowi(ctx: Context, a: str, b: str) -> str:
+    if _is_literal(b) and 0 <= int(b) <= _UNROLLED_POWERS and not _is_literal(a):
+        return _power_by_products(a, int(b))
+    raise UnsupportedError("an integer power with an exponent that is not a small constant", hint="the op is left to ATen")
 
 
 def _call(name: str) -> Rule:

@@ -1,0 +1,340 @@
+"""Scaled dot product attention with whatever is computed on the way in and out, in one pass over the keys.
+
+A program holds a block of query rows of one key head and walks over blocks of keys with an online softmax. The rows are
+`shared * M` rows: all query heads that read the same keys, packed (`pack` = `shared`), so that few query rows still read every
+key once; or the rows of one query head (`pack` = 1). Few programs on long keys split the keys (`splits`): each writes its
+partial result and the last one to finish combines them (`attention_split`).
+
+`topo.kernel` of this family: `tile` = `m` (rows), `n` (keys), `warps`, `stages`, `pack`, `splits`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from topo_opt.codegen.kernel_source import KernelSource, Param
+from topo_opt.codegen.triton.attention_problem import Problem, read_problem
+from topo_opt.codegen.triton.attention_split import Split
+from topo_opt.codegen.triton.element_types import storage_type
+from topo_opt.codegen.triton.emit import Axis, Emitter, Value
+from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
+from topo_opt.codegen.triton.writer import Writer
+from topo_opt.errors import UnsupportedError
+from topo_opt.structured.access import forward_indices
+from topo_opt.structured.index import Expr, symbol
+
+LOG2E = 1.4426950408889634
+SMALLEST_DOT = 16
+"""`tl.dot` takes no dimension under this."""
+NEVER = 'float("-inf")'
+
+
+def dot_block(size: int) -> int:
+    """The block of a dimension that is not split: a power of two that `tl.dot` takes."""
+    return max(SMALLEST_DOT, next_power_of_two(size))
+
+
+def lower(kernel: Kernel) -> KernelSource:
+    """The Triton kernel of a function of family `attention`.
+
+    Raises:
+        UnsupportedError: element types without a kernel, or a result that is not one-to-one with the attention's.
+    """
+    return _Attention(kernel).lower()
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """The keys that one loop visits, as source, and which tests its scores need."""
+
+    low: str
+    high: str
+    keys: bool
+    """The last block reaches past the keys."""
+    diagonal: bool
+
+
+@dataclass
+class _Attention:
+    kernel: Kernel
+    writer: Writer = field(default_factory=lambda: Writer(indent=1))
+
+    def __post_init__(self) -> None:
+        kernel = self.kernel
+        self.problem: Problem = read_problem(kernel)
+        problem, tile = self.problem, kernel.attributes["tile"]
+        self.pack: int = tile["pack"]
+        if problem.shared % self.pack:
+            raise UnsupportedError(f"a tile that packs {self.pack} heads where {problem.shared} share keys")
+        self.groups = problem.heads // self.pack
+        self.rows = self.pack * problem.rows
+        self.block_m, self.block_n = tile["m"], tile["n"]
+        self.block_d, self.block_e = dot_block(problem.depth), dot_block(problem.width)
+        self.row_blocks = -(-self.rows // self.block_m)
+        self.splits: int = tile["splits"]
+        self.chunk = -(-problem.keys // (self.splits * self.block_n)) * self.block_n
+        self.split = Split(self.splits, self.block_m, self.block_e, self.rows, self._after)
+        used = {v for node in kernel.graph.nodes for v in node.operands}
+        pointers, self.params = kernel.pointer_params(used)
+        self.axes = self._axes()
+        self.emitter = Emitter(kernel.graph, self.writer, self.axes, pointers, fast=kernel.fast)
+
+    # -- index space --------------------------------------------------------------------------------------------------
+
+    def _axes(self) -> dict[str, Axis]:
+        problem = self.problem
+
+        def axis(name: str, size: int, block: int) -> Axis:
+            return Axis(name, size, name, f"{name}_mask" if size % block else None)
+
+        return {
+            "b": Axis("b", problem.batch, "b"),
+            "g": Axis("g", self.groups, "g"),
+            "row": axis("row", self.rows, self.block_m),
+            "d": axis("d", problem.depth, self.block_d),
+            "dk": axis("dk", problem.depth, self.block_d),
+            "e": axis("e", problem.width, self.block_e),
+            "n": axis("n", problem.keys, self.block_n),
+            "nv": axis("nv", problem.keys, self.block_n),
+        }
+
+    def _symbol(self, name: str) -> Expr:
+        return symbol(name, self.axes[name].size)
+
+    @property
+    def _head(self) -> Expr:
+        return self._symbol("g") * self.pack + self._symbol("row") // self.problem.rows
+
+    @property
+    def _query_row(self) -> Expr:
+        return self._symbol("row") % self.problem.rows
+
+    @property
+    def _is_scaled_first(self) -> bool:
+        """Whether scores are scaled before the maximum is taken, rather than in the exponent."""
+        return self.problem.additive or self.problem.scale <= 0
+
+    @property
+    def _before(self) -> str:
+        """What scores are multiplied with before the maximum is known: they become exponents of two."""
+        return "" if self._is_scaled_first else f" * {self.problem.scale * LOG2E!r}"
+
+    @property
+    def _after(self) -> str:
+        """What differences to the maximum are multiplied with to be exponents of two. Under an additive mask scores stay in
+        the mask's unit, where its smallest number does not overflow."""
+        return f" * {LOG2E!r}" if self._is_scaled_first else ""
+
+    @property
+    def _may_see_nothing(self) -> bool:
+        """Whether a row may have seen no position after its first block."""
+        return self.problem.mask is not None or (self.problem.causal and self.splits > 1)
+
+    def _define(self, name: str, code: str) -> None:
+        """Defines an axis variable and, where its block reaches past the end, its mask."""
+        axis = self.emitter.axes[name]
+        self.writer.line(f"{axis.source} = {code}")
+        if axis.mask:
+            self.writer.line(f"{axis.mask} = {axis.source} < {axis.size}")
+
+    # -- the kernel ---------------------------------------------------------------------------------------------------
+
+    def lower(self) -> KernelSource:
+        line = self.writer.line
+        self._define_program()
+        query = self._tile(self.problem.node.operands[0], [self._head, self._query_row], "row", "d", "(BLOCK_M, BLOCK_D)")
+        line(f"best = tl.full((BLOCK_M,), {NEVER}, tl.float32)")
+        line("total = tl.zeros((BLOCK_M,), tl.float32)")
+        line("acc = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)")
+        for bounds in self._loops():
+            self._visit(query, bounds)
+        if self.splits > 1:
+            self.split.store(self.writer)
+            with self.writer.block(f"if arrived == {self.splits - 1}:"):
+                self.split.combine(self.writer)
+                self._finish_combined()
+        else:
+            self._finish("acc", "total", "(BLOCK_M, BLOCK_E)")
+        return self._source()
+
+    def _define_program(self) -> None:
+        line, wide = self.writer.line, ".to(tl.int64)" if self.kernel.wide else ""
+        line(f"pid = tl.program_id(0){wide}")
+        block = "pid" if self.row_blocks == 1 else f"pid % {self.row_blocks}"
+        if self.row_blocks > 1:
+            line(f"group = pid // {self.row_blocks}")
+            if self.problem.causal:  # blocks with the most keys first
+                block = f"{self.row_blocks - 1} - {block}"
+            line(f"row0 = ({block}) * BLOCK_M")
+        else:
+            line("group = pid")
+            line("row0 = 0")
+        line(f"b = group // {self.groups}")
+        line(f"g = group % {self.groups}")
+        self._define("row", "row0 + tl.arange(0, BLOCK_M)[:, None]")
+        self._define("d", "tl.arange(0, BLOCK_D)[None, :]")
+        self._define("dk", "tl.arange(0, BLOCK_D)[:, None]")
+        self._define("e", "tl.arange(0, BLOCK_E)[None, :]")
+
+    def _loops(self) -> list[_Bounds]:
+        """The loops over keys: blocks that need no test first, then those on the diagonal or at the end."""
+        problem, line = self.problem, self.writer.line
+        low, high = "0", str(problem.keys)
+        ragged = bool(problem.keys % self.block_n)
+        if self.splits > 1:
+            low, high = "low", "high"
+            line(f"low = tl.program_id(1) * {self.chunk}")
+            line(f"high = tl.minimum(low + {self.chunk}, {problem.keys})")
+        if problem.causal:
+            seen = f"{min(problem.rows, problem.keys)}"  # rows of several heads: the last row's
+            if self.pack == 1:
+                seen = f"tl.minimum(row0 + BLOCK_M, {problem.keys})"
+            line(f"seen = {seen}" if self.splits == 1 else f"seen = tl.minimum({seen}, high)")
+            if self.pack > 1 or self.splits > 1:
+                return [_Bounds(low, "seen", ragged, True)]
+            full = f"tl.minimum(row0, {problem.keys // self.block_n * self.block_n}) // BLOCK_N * BLOCK_N"
+            line(f"full = {full}")
+            return [_Bounds("0", "full", False, False), _Bounds("full", "seen", ragged, True)]
+        if not ragged or self.splits > 1:
+            return [_Bounds(low, high, ragged, False)]
+        full_end = problem.keys // self.block_n * self.block_n
+        tail = _Bounds(str(full_end), high, True, False)
+        return [_Bounds("0", str(full_end), False, False), tail] if full_end else [tail]
+
+    @contextmanager
+    def _unmasked_keys(self, masked: bool) -> Iterator[None]:
+        """Key axes without their mask where a loop stays inside."""
+        saved = self.emitter.axes
+        if not masked:
+            free = {name: Axis(name, self.axes[name].size, name) for name in ("n", "nv")}
+            self.emitter.axes = {**saved, **free}
+        try:
+            yield
+        finally:
+            self.emitter.axes = saved
+
+    def _visit(self, query: str, bounds: _Bounds) -> None:
+        """One loop over blocks of keys: scores, their softmax so far, and the weighted sum of values."""
+        line, bind, problem = self.writer.line, self.writer.bind, self.problem
+        exact = ', input_precision="ieee"' if problem.element == "f32" else ""
+        with (
+            self._unmasked_keys(bounds.keys),
+            self.emitter.scope(f"for n0 in range({bounds.low}, {bounds.high}, BLOCK_N):"),
+        ):
+            self._define("n", "n0 + tl.arange(0, BLOCK_N)[None, :]")
+            self._define("nv", "n0 + tl.arange(0, BLOCK_N)[:, None]")
+            keys = self._tile(problem.node.operands[1], [self._head, self._symbol("n")], "dk", "n", "(BLOCK_D, BLOCK_N)")
+            scores = bind(f"tl.dot({query}, {keys}{exact})", "qk")
+            scores = self._masked_scores(scores, bounds)
+            line(f"new_best = tl.maximum(best, tl.max({scores}, 1){self._before})")
+            shift = "new_best"
+            if self._may_see_nothing:
+                shift = bind(f"tl.where(new_best == {NEVER}, 0.0, new_best)", "shift")
+            line(f"weights = tl.exp2(({scores}{self._before} - {shift}[:, None]){self._after})")
+            line(f"decay = tl.exp2((best - {shift}){self._after})")
+            line("total = total * decay + tl.sum(weights, 1)")
+            line("acc = acc * decay[:, None]")
+            values = self._tile(problem.node.operands[2], [self._head, self._symbol("nv")], "nv", "e", "(BLOCK_N, BLOCK_E)")
+            narrow = "" if problem.element == "f32" else f".to({storage_type(problem.element)})"
+            line(f"acc = tl.dot(weights{narrow}, {values}, acc{exact})")
+            line("best = new_best")
+
+    def _masked_scores(self, scores: str, bounds: _Bounds) -> str:
+        """Scores with scale and mask applied; minus infinity where a row must not look."""
+        bind, problem = self.writer.bind, self.problem
+        if self._is_scaled_first:
+            scores = bind(f"{scores} * {problem.scale!r}", "qk")
+        tests = []
+        if problem.mask is not None:
+            shape = self.kernel.graph.values[problem.mask].shape or ()
+            indices = problem.mask_indices(shape, [self._symbol("b"), self._head, self._query_row, self._symbol("n")])
+            mask = self.emitter.real(problem.mask, indices)
+            if problem.additive:
+                scores = bind(f"{scores} + {self.emitter.tensor(mask)}", "qk")
+            else:
+                tests.append(self.emitter.tensor(mask))
+        if bounds.diagonal:
+            tests.append(bind(f"n <= {self.emitter.index(self._query_row)}", "c"))
+        if bounds.keys and (key_mask := self.emitter.axes["n"].mask):
+            tests.append(key_mask)
+        if not tests:
+            return scores
+        return bind(f"tl.where({' & '.join(tests)}, {scores}, {NEVER})", "qk")
+
+    def _tile(self, number: int, place: list[Expr], first: str, second: str, shape: str) -> str:
+        """A block of q, k or v in its storage type over two axes; what lies past the end of either is zero where a product
+        would see it."""
+        head, position = place
+        depth = self._symbol({"row": "d", "dk": "dk", "nv": "e"}[first])
+        is_query = first == "row"
+        indices = self.problem.key_indices(self._symbol("b"), head, position, depth)
+        if is_query:
+            indices[1] = head
+        value = self.emitter.real(number, indices)
+        return self._stored(value, first, second, shape)
+
+    def _stored(self, value: Value, first: str, second: str, shape: str) -> str:
+        bind, element, axes = self.writer.bind, self.problem.element, self.emitter.axes
+        narrow = value.narrow if value.element == element else None
+        source = narrow or f"{self.emitter.tensor(value)}.to({storage_type(element)})"
+        names = {first, second}
+        if value.is_literal or not names <= value.depends:
+            source = f"tl.broadcast_to({bind(source)}, {shape})"
+        # Sums over d and over the keys of v must not see what lies past the end; the other axes end in masked stores.
+        loaded = value.depends if value.is_load else frozenset()
+        ends = [m for a in ("d", "dk", "nv") if a in names - loaded and (m := axes[a].mask)]
+        if ends:
+            source = f"tl.where({' & '.join(ends)}, {bind(source)}, 0.0).to({storage_type(element)})"
+        return source if source.isidentifier() else bind(source)
+
+    # -- results ------------------------------------------------------------------------------------------------------
+
+    def _finish_combined(self) -> None:
+        """As `_finish`, for the rows that the combining program holds."""
+        block = self.split.rows_block
+        row = Axis("row", self.rows, "out_row", "out_row_mask" if self.rows % block else None)
+        self.emitter = replace(self.emitter, axes={**self.axes, "row": row}, seeds={}, _memo=[{}])
+        self._define("row", f"row0 + tl.arange(0, {block})[:, None]")
+        self._finish("sum_acc", "sum_total", f"({block}, BLOCK_E)")
+
+    def _finish(self, acc: str, total: str, shape: str) -> None:
+        """Divides by the sum of weights, seeds the result and stores every returned value at its place."""
+        bind, graph, problem = self.writer.bind, self.kernel.graph, self.problem
+        if problem.mask is not None:
+            total = bind(f"tl.where({total} == 0.0, 1.0, {total})")
+        result = bind(f"{acc} / {total}[:, None]")
+        indices = [self._symbol("b"), self._head, self._query_row, self._symbol("e")]
+        anchor = problem.node.results[0]
+        self.emitter.seeds[(anchor, tuple(indices))] = Value(result, problem.element, frozenset(("row", "e")))
+        places = forward_indices(graph, anchor, indices)
+        for position, value in enumerate(graph.returns):
+            if value not in places:
+                raise UnsupportedError("a result of an attention kernel that is not one-to-one with the attention's")
+            self.emitter.store(f"out{position}", value, places[value], ("row", "e"), shape)
+
+    def _source(self) -> KernelSource:
+        kernel, tile = self.kernel, self.kernel.attributes["tile"]
+        blocks = {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_D": self.block_d, "BLOCK_E": self.block_e}
+        programs = self.problem.batch * self.groups * self.row_blocks
+        params, scratch = tuple(self.params), ()
+        if self.splits > 1:
+            scratch = self.split.scratch(programs)
+            params += tuple(Param(name, "scratch", i, s.dtype) for i, (name, s) in enumerate(zip(Split.NAMES, scratch)))
+        signature = ", ".join([p.name for p in params] + [f"{b}: tl.constexpr" for b in blocks])
+        body = f"@triton.jit\ndef {kernel.name}({signature}):\n{self.writer.text()}"
+        return KernelSource(
+            name=kernel.name,
+            source=kernel.file(body),
+            params=params,
+            grid=(programs, self.splits, 1),
+            num_warps=tile["warps"],
+            num_stages=tile["stages"],
+            constexprs=blocks,
+            scratch=scratch,
+            family="attention",
+        )
+
+
+__all__ = ["dot_block", "lower"]

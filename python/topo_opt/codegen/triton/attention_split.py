@@ -1,0 +1,84 @@
+"""Attention whose keys are split over programs: partial results in memory, and the last program to arrive combines them.
+
+Every program of a split writes its running maximum, sum of weights and weighted sum of values, then counts itself with an
+atomic that releases these writes and acquires those of the programs before. Who sees the count complete reads all partials
+in the order of the splits, whatever the order of arrival was, and sets the counter back for the next launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from topo_opt.codegen.kernel_source import Scratch
+from topo_opt.codegen.triton.kernel import next_power_of_two
+from topo_opt.codegen.triton.writer import Writer
+
+COMBINED_ELEMENTS = 8192
+"""Elements of partial results that are held at a time."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """`splits` programs for a block of `block_m` rows (of `rows` in all) and `block_e` columns."""
+
+    splits: int
+    block_m: int
+    block_e: int
+    rows: int
+    after: str
+    """What a difference of maxima is multiplied with to be an exponent of two, as source."""
+
+    NAMES: ClassVar = ("part_acc", "part_best", "part_total", "arrivals")
+
+    @property
+    def rows_block(self) -> int:
+        """Rows the combining program holds: without the padding that `tl.dot` needs."""
+        return min(self.block_m, next_power_of_two(self.rows))
+
+    @property
+    def at_once(self) -> int:
+        """Splits whose partial results are held at a time."""
+        return max(1, min(self.splits, COMBINED_ELEMENTS // (self.rows_block * self.block_e)))
+
+    def scratch(self, blocks: int) -> tuple[Scratch, ...]:
+        """Buffers for `blocks` blocks of rows, in the order of `NAMES`."""
+        lines = blocks * self.splits * self.rows_block
+        return (
+            Scratch("fp32", lines * self.block_e),
+            Scratch("fp32", lines),
+            Scratch("fp32", lines),
+            Scratch("i32", blocks, zeroed=True),
+        )
+
+    def store(self, writer: Writer) -> None:
+        """Writes this program's `best`, `total` and `acc` and defines `arrived`, the programs that were done before."""
+        line, rows, masked = writer.line, self.rows_block, self.rows_block < self.block_m
+        line(f"slot = (pid * {self.splits} + tl.program_id(1)) * {rows}")
+        line("lane = tl.arange(0, BLOCK_M)")
+        line(f"tl.store(part_best + slot + lane, best{f', mask=lane < {rows}' if masked else ''})")
+        line(f"tl.store(part_total + slot + lane, total{f', mask=lane < {rows}' if masked else ''})")
+        place = "(slot + lane[:, None]) * BLOCK_E + e"
+        line(f"tl.store(part_acc + {place}, acc{f', mask=lane[:, None] < {rows}' if masked else ''})")
+        # The barrier puts the writes of all threads before the atomic of the one that counts.
+        line("tl.debug_barrier()")
+        line('arrived = tl.atomic_add(arrivals + pid, 1, sem="acq_rel")')
+
+    def combine(self, writer: Writer) -> None:
+        """Defines `sum_acc` and `sum_total` from all partial results, in the order of the splits."""
+        line, rows, splits = writer.line, self.rows_block, self.splits
+        line(f"first = pid * {splits * rows}")
+        line(f"lanes = first + tl.arange(0, {splits})[:, None] * {rows} + tl.arange(0, {rows})[None, :]")
+        line('bests = tl.load(part_best + lanes, cache_modifier=".cg")')
+        line("peak = tl.max(bests, 0)[None, :]")
+        line('peak = tl.where(peak == float("-inf"), 0.0, peak)')
+        line('totals = tl.load(part_total + lanes, cache_modifier=".cg")')
+        line(f"sum_total = tl.sum(totals * tl.exp2((bests - peak){self.after}), 0)")
+        line(f"sum_acc = tl.zeros(({rows}, BLOCK_E), tl.float32)")
+        with writer.block(f"for s0 in range(0, {splits}, {self.at_once}):"):
+            line(f"members = first + (s0 + tl.arange(0, {self.at_once})[:, None]) * {rows} + tl.arange(0, {rows})[None, :]")
+            line(f'shares = tl.exp2((tl.load(part_best + members, cache_modifier=".cg") - peak){self.after})')
+            line("places = members[:, :, None] * BLOCK_E + tl.arange(0, BLOCK_E)[None, None, :]")
+            line('parts = tl.load(part_acc + places, cache_modifier=".cg")')
+            line("sum_acc += tl.sum(parts * shares[:, :, None], 0)")
+        line("tl.store(arrivals + pid, 0)")
