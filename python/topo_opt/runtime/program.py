@@ -30,6 +30,7 @@ from topo_opt.runtime.executor import Executor, InterpretExecutor, VariantStatus
 from topo_opt.runtime.memory import Fetch, Memory, State, declared_tensors, mutated_names
 from topo_opt.runtime.plan import Function, InputLeaf, Variant
 from topo_opt.runtime.steps import StepFailed
+from topo_opt.runtime.weights import Weights
 
 log = logging.getLogger("topo_opt.runtime")
 
@@ -337,7 +338,8 @@ def load(
     Args:
         path: bundle folder.
         device: "cuda", "cuda:1", ..., or "cpu" (kernels through Triton's interpreter).
-        weights: tensors by name (a state dict), or a safetensors file; default: what the bundle has or refers to.
+        weights: tensors by name (a state dict); or a path: where the model archive is now, a safetensors file, or a folder
+            of them. Default: what the bundle has or refers to.
         random_weights: seed; tensors that are nowhere to be found get random values instead of raising.
         strict: calls that compiled kernels can't answer raise `StrictError` instead of running as ATen.
         graphs: "auto" captures CUDA graphs where possible, "off" never, "require" raises where it is impossible.
@@ -364,26 +366,12 @@ def load(
 
 
 def _fetcher(bundle: Bundle, weights: Mapping[str, torch.Tensor] | str | Path | None) -> Fetch:
-    """Where tensors come from: what the caller gives comes first, then the bundle's own file or reference."""
-    given: Mapping[str, torch.Tensor] = {}
-    if isinstance(weights, (str, Path)):
-        given = _safetensors(Path(weights))
-    elif weights is not None:
-        given = weights
-    stored = _stored_weights(bundle)
+    """Where tensors come from: a mapping of the caller comes first, then the bundle's own file or reference."""
+    given = weights if isinstance(weights, Mapping) else {}
+    stored = Weights.open(bundle.path, source=None if isinstance(weights, Mapping) else weights)
 
     def fetch(name: str) -> torch.Tensor | None:
         value = given.get(name)
-        return value.detach() if value is not None else stored(name)
+        return value.detach() if value is not None else stored.fetch(name)
 
     return fetch
-
-
-def _stored_weights(bundle: Bundle) -> Fetch:
-    if bundle.has("weights.safetensors"):
-        return _safetensors(bundle.file("weights.safetensors")).get
-    if not bundle.has("weights.json"):
-        return lambda name: None
-    from topo_opt.runtime.weights import open_weights
-
-    return open_weights(bundle.json("weights.json"), bundle.path)

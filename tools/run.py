@@ -1,0 +1,289 @@
+"""`topo-run`: runs, checks and times a bundle.
+
+Exit codes: 0 all went well, 1 an error that was reported as one line or a check that failed, 2 a command line that does not
+parse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from topo_opt.errors import InputError, TopoError
+
+if TYPE_CHECKING:
+    from topo_opt.runtime.plan import Plan, Variant
+    from topo_opt.runtime.program import Program
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the tool; returns its exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return _run(arguments)
+    except TopoError as error:
+        if arguments.traceback:
+            raise
+        print(error.render(), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader has gone; the interpreter must not complain about it once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="topo-run", description=__doc__.partition("\n")[0], allow_abbrev=False
+    )
+    parser.add_argument("bundle", metavar="BUNDLE", help="bundle folder made by topo-opt")
+    parser.add_argument("--function", metavar="F", help="only this function (default: all)")
+    parser.add_argument("--bucket", metavar="DIM=SIZE,...", help="only the variant with these sizes")
+    parser.add_argument(
+        "--device", default=None, help="cuda, cuda:N or cpu (default: the GPU if there is one)"
+    )
+    parser.add_argument("--check", action="store_true", help="compare with eager ATen and with float64")
+    parser.add_argument("--kernels", action="store_true", help="list the kernels with what they need")
+    parser.add_argument("--bench", action="store_true", help="time calls")
+    parser.add_argument(
+        "--compare", metavar="LIST", default="", help="with --bench: eager,inductor,inductor-max-autotune"
+    )
+    parser.add_argument(
+        "--inputs", metavar="FILE", help="safetensors file with inputs by name (default: made up)"
+    )
+    parser.add_argument(
+        "--weights", metavar="PATH", help="safetensors file or folder, or where the model archive is now"
+    )
+    parser.add_argument(
+        "--random-weights", metavar="SEED", type=int, help="make up weights that the bundle lacks"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of made-up inputs")
+    parser.add_argument(
+        "--strict", action="store_true", help="fail on anything that falls back to ATen or has no graph"
+    )
+    parser.add_argument("--traceback", action="store_true", help="show where in topo-run an error comes from")
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.kernels and not (arguments.check or arguments.bench):
+        from topo_opt.runtime.bundle import open_bundle
+
+        _show_kernels(open_bundle(arguments.bundle, verify_weights=False).plan, arguments)
+        return 0
+    program = _load(arguments)
+    if arguments.kernels:
+        _show_kernels(program.plan, arguments)
+    selected = list(_selected(program.plan, arguments))
+    for name, function in program.plan.functions.items():
+        if not function.variants and arguments.function in (None, name):
+            print(f"{name}: left to ATen as a whole: {function.aten_reason}")
+            if arguments.strict:
+                raise TopoError(f"{name} is left to ATen as a whole: {function.aten_reason}")
+    passed = True
+    if arguments.check:
+        passed = _check(program, selected, arguments)
+    if arguments.bench:
+        _bench(program, selected, arguments)
+    if not (arguments.check or arguments.bench):
+        _call(program, selected, arguments)
+    _show_status(program)
+    return 0 if passed else 1
+
+
+def _load(arguments: argparse.Namespace) -> Program:
+    import torch
+
+    from topo_opt.runtime import load
+
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.device(device)
+    except RuntimeError:
+        raise InputError(f"{device!r} is not a device", hint="use cuda, cuda:N or cpu") from None
+    return load(
+        arguments.bundle,
+        device,
+        weights=arguments.weights,
+        random_weights=arguments.random_weights,
+        strict=arguments.strict,
+        graphs="require" if arguments.strict else "auto",
+    )
+
+
+def _selected(plan: Plan, arguments: argparse.Namespace) -> list[tuple[str, Variant]]:
+    """Variants that --function and --bucket name; an error that lists what there is when they name nothing."""
+    bucket = _parse_bucket(arguments.bucket)
+    if arguments.function is not None and arguments.function not in plan.functions:
+        raise InputError(
+            f"there is no function {arguments.function!r}", hint="there is " + ", ".join(plan.functions)
+        )
+    found = [
+        (name, v)
+        for name, f in plan.functions.items()
+        if arguments.function in (None, name)
+        for v in f.variants
+        if all(v.bucket.get(k) == size for k, size in bucket.items())
+    ]
+    if not found and bucket:
+        have = sorted(
+            {
+                ", ".join(f"{k}={s}" for k, s in v.bucket.items())
+                for f in plan.functions.values()
+                for v in f.variants
+            }
+        )
+        raise InputError(
+            f"no variant has {arguments.bucket}",
+            hint="there is " + "; ".join(h or "(one size)" for h in have),
+        )
+    return found
+
+
+def _parse_bucket(text: str | None) -> dict[str, int]:
+    out = {}
+    for part in (text or "").split(","):
+        if not part:
+            continue
+        name, _, size = part.partition("=")
+        if not size.isdigit():
+            raise InputError(f"--bucket takes DIM=SIZE, not {part!r}")
+        out[name] = int(size)
+    return out
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    if arguments.inputs is None:
+        return {}
+    import safetensors
+    import safetensors.torch
+
+    try:
+        return safetensors.torch.load_file(arguments.inputs)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise InputError(f"{arguments.inputs} can't be read as a safetensors file: {error}") from None
+
+
+def _show_kernels(plan: Plan, arguments: argparse.Namespace) -> None:
+    from topo_opt.runtime.plan import KernelStep
+    from topo_opt.tools.run_tables import show
+
+    selected = _selected(plan, arguments)
+    launches = Counter(s.kernel for _, v in selected for s in v.steps if isinstance(s, KernelStep))
+    rows = []
+    for name, k in sorted(plan.kernels.items(), key=lambda item: (item[1].family, item[0])):
+        if launches[name]:
+            r = k.resources
+            grid = "x".join(map(str, k.grid))
+            used = (r.registers, r.spills, r.shared) if r else (None, None, None)
+            rows.append(
+                [
+                    k.family,
+                    name,
+                    launches[name],
+                    grid,
+                    k.num_warps,
+                    k.num_stages,
+                    *used,
+                    "yes" if k.pdl else "no",
+                ]
+            )
+    columns = (
+        "family",
+        "kernel",
+        "launches",
+        "grid",
+        "warps",
+        "stages",
+        "registers",
+        "spills",
+        "shared",
+        "pdl",
+    )
+    show(f"{len(rows)} kernels, {sum(launches.values())} launches", columns, rows)
+    memory = [[v.symbol, _bucket(v), v.arena_bytes, v.naive_bytes] for _, v in selected]
+    show("memory for temporaries, bytes", ("variant", "bucket", "arena", "without reuse"), memory)
+
+
+def _check(program: Program, selected: list[tuple[str, Variant]], arguments: argparse.Namespace) -> bool:
+    from topo_opt.tools.run_check import check_variant
+    from topo_opt.tools.run_tables import show
+
+    passed, given = True, _given(arguments)
+    for function, variant in selected:
+        result = check_variant(program, function, variant, seed=arguments.seed, given=given)
+        rows = [
+            [
+                v.name,
+                v.max_error,
+                v.eager_max_error,
+                v.rms_error,
+                v.eager_rms_error,
+                "ok" if v.passed else v.reason,
+            ]
+            for v in result.verdicts
+        ]
+        columns = ("result", "max error", "eager's", "rms error", "eager's", "verdict")
+        show(f"{variant.symbol}: error against float64", columns, rows)
+        if result.fallback:
+            print(f"{variant.symbol}: not checked, it ran as eager ATen: {result.fallback}")
+        passed &= result.passed
+    print("check passed" if passed else "check FAILED")
+    return passed
+
+
+def _bench(program: Program, selected: list[tuple[str, Variant]], arguments: argparse.Namespace) -> None:
+    from topo_opt.tools.run_bench import COLUMNS, bench_variant
+    from topo_opt.tools.run_tables import show
+
+    peers, given = [c for c in arguments.compare.split(",") if c], _given(arguments)
+    for function, variant in selected:
+        b = bench_variant(program, function, variant, compare=peers, seed=arguments.seed, given=given)
+        floor = f", floor {b.floor_ms:.4g} ms" if b.floor_ms is not None else ""
+        title = f"{variant.symbol} ({_bucket(variant)}): {b.kernels} launches, {b.nbytes / 1e6:.4g} MB{floor}"
+        show(title, COLUMNS, b.rows())
+
+
+def _call(program: Program, selected: list[tuple[str, Variant]], arguments: argparse.Namespace) -> None:
+    import torch
+
+    from topo_opt.runtime.sample_inputs import sample_leaves
+
+    for function, variant in selected:
+        leaves = sample_leaves(variant.inputs, program.device, arguments.seed, _given(arguments))
+        for i, out in enumerate(program.call_flat(function, leaves)):
+            if isinstance(out, torch.Tensor):
+                number = (
+                    out.double().abs().mean().item() if out.numel() and not out.is_complex() else float("nan")
+                )
+                kind = str(out.dtype).removeprefix("torch.")
+                print(f"{variant.symbol}: output {i}: {kind}{list(out.shape)}, mean magnitude {number:.4g}")
+            else:
+                print(f"{variant.symbol}: output {i}: {out!r}")
+
+
+def _show_status(program: Program) -> None:
+    """What did not take effect: nothing is silent."""
+    for reason, count in program.fallbacks.items():
+        print(f"{count} calls ran as eager ATen: {reason}")
+    if program.device.type == "cuda":
+        for status in program.status():
+            if status.bound and not status.graph:
+                print(f"{status.symbol}: not one CUDA graph: {status.reason}")
+    if program.memory.random_names:
+        print(f"{len(program.memory.random_names)} weights are random (seed {program.memory.random_seed})")
+
+
+def _bucket(variant: Variant) -> str:
+    return ", ".join(f"{k}={v}" for k, v in variant.bucket.items()) or "one size"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""`topo-run --bench`: milliseconds of one call beside eager and torch.compile on the same inputs, and the machine's floor.
+
+The floor is the larger of two times: reading the weights, state and inputs once and writing the outputs at the measured copy
+bandwidth; doing the arithmetic at the measured rate of a large bf16 matrix product.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from topo_opt.errors import InputError, TopoError
+from topo_opt.runtime.cuda import CudaExecutor
+from topo_opt.runtime.plan import KernelStep, Variant
+from topo_opt.runtime.program import Program
+from topo_opt.runtime.sample_inputs import sample_leaves
+
+MODES: dict[str, dict[str, Any] | None] = {
+    "eager": None,
+    "inductor": {},
+    "inductor-max-autotune": {"mode": "max-autotune"},
+}
+BENCH_S = 0.5
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One contender: median and the 10th and 90th percentile in milliseconds; `first_s` is compile and first call."""
+
+    name: str
+    median_ms: float | None
+    low_ms: float | None
+    high_ms: float | None
+    first_s: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """All contenders for one variant."""
+
+    symbol: str
+    timings: list[Timing]
+    floor_ms: float | None
+    kernels: int
+    nbytes: int
+    operations: int
+
+    def rows(self) -> list[list[Any]]:
+        """Table rows; the ratio is to ours, above 1 means slower than ours."""
+        ours = self.timings[0].median_ms
+        out = []
+        for t in self.timings:
+            ratio = None if ours is None or t.median_ms is None else t.median_ms / ours
+            share = None if self.floor_ms is None or not t.median_ms else 100 * self.floor_ms / t.median_ms
+            spread = None if t.low_ms is None else f"{t.low_ms:.4g}..{t.high_ms:.4g}"
+            out.append(
+                [
+                    t.name if not t.error else f"{t.name}: {t.error}",
+                    t.median_ms,
+                    spread,
+                    ratio,
+                    share,
+                    t.first_s,
+                ]
+            )
+        return out
+
+
+COLUMNS = ("contender", "ms", "10%..90%", "ratio", "% of floor", "compile s")
+
+
+def bench_variant(
+    program: Program,
+    function: str,
+    variant: Variant,
+    *,
+    compare: list[str],
+    seed: int = 0,
+    given: Mapping[str, torch.Tensor] | None = None,
+) -> Benchmark:
+    """Times one variant and its peers. The program's state is left as it was.
+
+    Raises:
+        InputError: an unknown peer.
+        TopoError: the variant fell back to ATen, so there is nothing of ours to time.
+    """
+    if unknown := [c for c in compare if c not in MODES]:
+        raise InputError(f"--compare does not know {unknown[0]!r}", hint="choose from " + ", ".join(MODES))
+    leaves = sample_leaves(variant.inputs, program.device, seed, given)
+    before = {name: t.clone() for name, t in program.state.items()}
+    try:
+        timings = [_ours(program, function, variant, leaves)]
+        timings += _replay(program, variant)
+        timings += [_peer(program, function, mode, leaves) for mode in compare]
+    finally:
+        for name, value in before.items():
+            program.state[name].copy_(value)
+    nbytes, operations = traffic_bytes(variant), _operations(program, variant)
+    floor = _floor_ms(program.device, nbytes, operations) if program.device.type == "cuda" else None
+    kernels = sum(isinstance(s, KernelStep) for s in variant.steps)
+    return Benchmark(variant.symbol, timings, floor, kernels, nbytes, operations)
+
+
+def traffic_bytes(variant: Variant) -> int:
+    """Bytes that any implementation must move: each weight, state buffer and input once, each output once."""
+    counted = ("param", "buffer", "constant", "input", "output")
+    return sum(b.nbytes for b in variant.buffers if b.kind in counted and b.splat is None)
+
+
+def _ours(program: Program, function: str, variant: Variant, leaves: list[Any]) -> Timing:
+    before = sum(program.fallbacks.values())
+    start = time.perf_counter()
+    program.call_flat(function, leaves)
+    _wait(program.device)
+    first = time.perf_counter() - start
+    if sum(program.fallbacks.values()) > before:
+        raise TopoError(f"{variant.symbol} ran as eager ATen: {next(reversed(program.fallbacks))}")
+    return Timing("topo-opt", *measure(lambda: program.call_flat(function, leaves), program.device), first)
+
+
+def _replay(program: Program, variant: Variant) -> list[Timing]:
+    """The plan alone, without copying inputs and results: what a serving loop that writes in place would see."""
+    if not isinstance(program.executor, CudaExecutor):
+        return []
+    graph = "graph replay" if program.executor.status(variant).graph else "launches"
+    return [
+        Timing(f"topo-opt ({graph})", *measure(program.executor.replay_call(variant), program.device), 0.0)
+    ]
+
+
+def _peer(program: Program, function: str, mode: str, leaves: list[Any]) -> Timing:
+    module = program.aten[function].to_graph_module(program.device)
+    inputs = program.aten_inputs(function, leaves)
+    options = MODES[mode]
+    start = time.perf_counter()
+    try:
+        with torch.no_grad():
+            torch._dynamo.reset()
+            run = module if options is None else torch.compile(module, fullgraph=True, **options)
+            for _ in range(3):
+                run(*inputs)
+            _wait(program.device)
+            first = time.perf_counter() - start
+            return Timing(mode, *measure(lambda: run(*inputs), program.device), first)
+    except Exception as error:
+        # Whatever a peer's compiler raises is a result of this comparison, not an error of ours.
+        text = str(error).strip().splitlines() or [type(error).__name__]
+        return Timing(
+            mode, None, None, None, time.perf_counter() - start, f"{type(error).__name__}: {text[0][:120]}"
+        )
+
+
+def measure(call: Callable[[], Any], device: torch.device) -> tuple[float, float, float]:
+    """Median, 10th and 90th percentile of one call in milliseconds; on a GPU with a cold L2 cache, as Triton measures."""
+    with torch.no_grad():
+        if device.type == "cuda":
+            from triton.testing import do_bench
+
+            median, low, high = do_bench(call, warmup=50, rep=int(BENCH_S * 1000), quantiles=[0.5, 0.1, 0.9])
+            return float(median), float(low), float(high)
+        times: list[float] = []
+        while len(times) < 3 or (sum(times) < BENCH_S * 1000 and len(times) < 1000):
+            start = time.perf_counter()
+            call()
+            times.append((time.perf_counter() - start) * 1000)
+        times.sort()
+        return statistics.median(times), times[len(times) // 10], times[-1 - len(times) // 10]
+
+
+def _operations(program: Program, variant: Variant) -> int:
+    """Arithmetic of one call, from the report's figures for each kernel; 0 when the bundle has none."""
+    report = program.bundle.json("report.json")
+    rows = report.get("kernels", []) if isinstance(report, dict) else []
+    known = {r["symbol"]: r.get("operations", 0) for r in rows if isinstance(r, dict) and "symbol" in r}
+    return sum(known.get(s.kernel, 0) for s in variant.steps if isinstance(s, KernelStep))
+
+
+_rates: dict[str, tuple[float, float]] = {}
+
+
+def _floor_ms(device: torch.device, nbytes: int, operations: int) -> float:
+    bytes_per_ms, operations_per_ms = _machine_rates(device)
+    return max(nbytes / bytes_per_ms, operations / operations_per_ms)
+
+
+def _machine_rates(device: torch.device) -> tuple[float, float]:
+    """Bytes and arithmetic operations a millisecond, measured once: a 2 GB copy and an 8192^3 bf16 product."""
+    key = str(device)
+    if key not in _rates:
+        a = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+        b = torch.empty_like(a)
+        copy_ms, _, _ = measure(lambda: b.copy_(a), device)
+        x = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+        product_ms, _, _ = measure(lambda: x @ x, device)
+        _rates[key] = 2 * a.numel() / copy_ms, 2 * 8192**3 / product_ms
+    return _rates[key]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
