@@ -316,20 +316,18 @@ class _VariantPlanner:
             for b in (*rt.read(step), *rt.written(step)):
                 spans.setdefault(base.get(b, b), [i, i])[1] = i
         for r in self.graph.results:
-            b = self.of_storage.get(self.memory(r.value))
-            if b in spans:
-                spans[b][1] = len(self.steps)
-        temps = [i for i, b in enumerate(self.buffers) if b.kind == "temp"]
+            storage = self.of_storage.get(self.memory(r.value), -1)
+            if storage in spans:
+                spans[storage][1] = len(self.steps)
+        temps = [i for i, buffer in enumerate(self.buffers) if buffer.kind == "temp"]
         lifetimes = [
             Lifetime(self.buffers[i].nbytes if i in spans else 0, *spans.get(i, (0, 0))) for i in temps
         ]
         placement = place(lifetimes)
         for i, offset in zip(temps, placement.offsets):
-            b = self.buffers[i]
-            unused = i not in spans
-            self.buffers[i] = rt.Buffer(
-                "temp", b.dtype, (0,) if unused and b.numel else b.shape, offset=offset
-            )
+            old = self.buffers[i]
+            shape = (0,) if i not in spans and old.numel else old.shape
+            self.buffers[i] = rt.Buffer("temp", old.dtype, shape, offset=offset)
         return placement.peak, placement.naive
 
 

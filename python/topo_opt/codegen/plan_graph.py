@@ -203,8 +203,10 @@ class _Reader:
             dtypes = _strings(attributes, "topo.dtypes")
             count = len(inputs)
             given, made = (dtypes[:count], dtypes[count:]) if len(dtypes) >= count else ([], [])
-            made = made if len(made) == len(op.operation.results) else [None] * len(op.operation.results)
-            outputs = [self.define(r, d).index for r, d in zip(op.operation.results, made)]
+            outputs = [
+                self.define(r, made[i] if len(made) == len(op.operation.results) else None).index
+                for i, r in enumerate(op.operation.results)
+            ]
             stored = [self.graph.values[i].dtype for i in inputs]
             node = Node(
                 "aten", inputs, outputs, op=attributes["topo.aten"].value,

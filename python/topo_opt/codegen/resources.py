@@ -52,8 +52,8 @@ def measure(
     # Equal sources under two names are compiled once.
     unique = list({keys[s]: s for s in missing}.values())
     measured = _compile([sources[s] for s in unique], capability, workers or len(os.sched_getaffinity(0)))
-    for symbol, resources in zip(unique, measured, strict=True):
-        _store(folder / f"{keys[symbol]}.json", resources)
+    for symbol, result in zip(unique, measured, strict=True):
+        _store(folder / f"{keys[symbol]}.json", result)
     out = {symbol: found[symbol] or _cached(folder / f"{keys[symbol]}.json") for symbol in sources}
     for symbol, resources in out.items():
         assert resources is not None

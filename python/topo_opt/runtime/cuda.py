@@ -19,7 +19,7 @@ from topo_opt.runtime import aten_ops, interpreter
 from topo_opt.runtime.bundle import Bundle
 from topo_opt.runtime.executor import KernelSources, VariantStatus, kernel_arguments
 from topo_opt.runtime.memory import Memory
-from topo_opt.runtime.plan import AtenStep, Kernel, Variant
+from topo_opt.runtime.plan import AtenStep, Kernel, KernelStep, Variant
 from topo_opt.runtime.steps import BoundVariant, StepFailed, bind_variant
 
 GraphMode = Literal["auto", "off", "require"]
@@ -83,7 +83,7 @@ class CudaExecutor:
         return ready.graph.replay if ready.graph is not None else ready.bound.run_steps
 
     def _bind(self, variant: Variant) -> BoundVariant:
-        self._load_functions({s.kernel for s in variant.steps if s.tag == "kernel"})
+        self._load_functions({s.kernel for s in variant.steps if isinstance(s, KernelStep)})
         bound = bind_variant(variant, self.kernels, self.memory.bind(variant), self)
         return bound
 

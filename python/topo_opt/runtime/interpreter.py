@@ -246,9 +246,11 @@ def _patch_bf16(ti: Any) -> None:
         original = getattr(builder, name)
 
         def method(self: Any, *args: Any) -> Any:
-            if not any(map(is_bf16, args)):
-                return original(self, *args)
-            return narrow(original(self, *map(widen, args)))
+            if any(map(is_bf16, args)):
+                return narrow(original(self, *map(widen, args)))
+            result = original(self, *args)
+            # A comparison keeps its operands' type, and a scalar one then splats to integers, which no mask may be.
+            return handle(result.data, tl.int1) if result.data.dtype == np.bool_ else result
 
         setattr(builder, name, method)
 

@@ -30,6 +30,8 @@ MEMBERS = frozenset({
     "log2", "sqrt", "rsqrt", "sin", "cos", "sigmoid", "softmax", "reduce", "associative_scan", "flip", "logical_and", "logical_or",
 })  # fmt: skip
 """What may be read of a tensor, a descriptor or a dtype."""
+NAMESPACES = ("math", "PropagateNan")
+"""Members of `tl` whose members may be used in turn."""
 MODULES = ("core", "extra", "random", "semantic", "standard", "target_info")
 TRITON = frozenset({"jit", "cdiv", "next_power_of_2"})
 _TOP = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.Assign, ast.AnnAssign, ast.Expr)
@@ -147,7 +149,9 @@ class _Scan:
             good = len(names) == 1
         elif root == "tl":
             # tl.float32.x and deeper would reach methods of the compiler's own objects.
-            good = names[0] not in MODULES and (len(names) == 1 or (len(names) == 2 and names[0] == "math"))
+            good = names[0] not in MODULES and (
+                len(names) == 1 or (len(names) == 2 and names[0] in NAMESPACES)
+            )
         else:
             good = node.attr in MEMBERS
         if not good:

@@ -7,12 +7,12 @@ fp32 and fp64 are taken; a function that is not in the tables raises instead of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-Array = torch.Tensor
+Array: TypeAlias = torch.Tensor
 T = torch
 
 

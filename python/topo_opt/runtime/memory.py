@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -122,7 +124,7 @@ class Memory:
         mutable: Iterable[str],
         fetch: Fetch,
         device: torch.device,
-        lock: object,
+        lock: AbstractContextManager[Any],
         *,
         random_seed: int | None = None,
         constants: Mapping[str, torch.Tensor] | None = None,

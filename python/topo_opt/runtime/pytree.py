@@ -197,7 +197,7 @@ def _make(name: str, kind: str, keys: list[Any] | None, children: list[Any]) -> 
     known = isinstance(cls, type) and (
         cls in _pytree.SUPPORTED_NODES or (kind == "namedtuple" and issubclass(cls, tuple))
     )
-    if known and named:
+    if known and named and cls is not None:
         return cls(**dict(zip(keys or (), children)))
     if keys is not None:
         return Outputs(zip(keys, children))
