@@ -26,19 +26,22 @@ class Group:
 
 
 def closure(roles: Roles, nodes: Sequence[Node]) -> tuple[list[Node], list[int]]:
-    """Free ops and views that the nodes need (with the nodes, in order), and the values that must come from memory."""
+    """Free ops and views that the nodes need (with the nodes), and the values that must come from memory.
+
+    Both in the order of first need, so that equal layers give equal kernels wherever shared constants stand.
+    """
     graph, inside = roles.graph, {n.id for n in nodes}
-    needed: dict[int, None] = {}
+    order: dict[int, None] = {}
     inputs: dict[int, None] = {}
 
     def need(value: int) -> None:
         producer = graph.producer(value)
         if producer is None or (roles.of(producer) is Role.COMPUTE and producer.id not in inside):
             inputs[value] = None
-        elif producer.id not in needed and producer.id not in inside:
-            needed[producer.id] = None
+        elif producer.id not in order and producer.id not in inside:
             for operand in producer.operands:
                 need(operand)
+            order[producer.id] = None
 
     for node in nodes:
         kept = memory_operands(node)
@@ -47,7 +50,7 @@ def closure(roles: Roles, nodes: Sequence[Node]) -> tuple[list[Node], list[int]]
                 inputs[operand] = None
             else:
                 need(operand)
-    order = sorted([*needed, *inside])
+        order[node.id] = None
     return [graph.nodes[i] for i in order], list(inputs)
 
 

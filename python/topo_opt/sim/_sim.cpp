@@ -96,6 +96,7 @@ class Clustering {
     if (reads == 0 || p.leaves + c.leaves > max_inputs_) return;
     int kind;
     int64_t rows, cols;
+    if (is_anchor(p.kind) && !only_user && belongs_to_reader(b)) return;
     if (!compatible(p, c, a, all_same, all_row, permuted, only_user, kind, rows, cols)) return;
     if (creates_cycle(a, b)) return;
     merge(a, b, kind, rows, cols);
@@ -122,6 +123,22 @@ class Clustering {
     // A contraction or attention takes pointwise consumers as its epilogue.
     kind = p.kind, rows = p.rows, cols = p.cols;
     return c.kind == kPointwise && permuted && c.rows == p.rows;
+  }
+
+  static bool is_anchor(int kind) { return kind == kContraction || kind == kAttention; }
+
+  // The producer's result goes to memory anyway: a lone element-wise op is better off with its one reader, which can
+  // read that result instead of this op's.
+  bool belongs_to_reader(int b) {
+    if (members_[b].size() != 1) return false;
+    int readers = 0;
+    bool fuses = false;
+    for (int e : out_[members_[b][0]]) {
+      const Cluster &reader = clusters_[find(edges_[e].target)];
+      ++readers;
+      fuses = edges_[e].alignment == kSame && (reader.kind == kPointwise || reader.kind == kReduction);
+    }
+    return readers == 1 && fuses;
   }
 
   int64_t cost(int a) {
