@@ -5,7 +5,7 @@ names no code (`frontend.wire`). Weights stay where they are: the parent gets a 
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,16 +183,42 @@ def _combinations(
     """
     from topo_opt.frontend.dynamic_dims import dynamic_dims
 
-    names = {function: {d.name for d in dynamic_dims(program)} for function, program in programs.items()}
-    every = set().union(*names.values())
-    for dim in buckets:
-        if dim not in every:
-            known = ", ".join(sorted(every)) or "none"
+    dims = {function: dynamic_dims(program) for function, program in programs.items()}
+    found = {
+        function: {key: dim for key in buckets if (dim := _dim_called(key, known, buckets))}
+        for function, known in dims.items()
+    }
+    for key in buckets:
+        if not any(key in chosen for chosen in found.values()):
+            known = ", ".join(dict.fromkeys(_description(d) for ds in dims.values() for d in ds)) or "none"
             raise InputError(
-                f"a bucket was given for '{dim}', which is no dynamic dim", hint=f"dynamic dims: {known}"
+                f"a bucket was given for '{key}', which is no dynamic dim", hint=f"dynamic dims: {known}"
             )
     combinations = {}
-    for function, dims in names.items():
-        asked = [[(dim, size) for size in sizes] for dim, sizes in buckets.items() if dim in dims]
+    for function, chosen in found.items():
+        asked = [[(dim.name, size) for size in buckets[key]] for key, dim in chosen.items()]
         combinations[function] = [dict(choice) for choice in itertools.product(*asked)]
     return combinations
+
+
+def _dim_called(key: str, dims: Sequence[DimRecord], keys: Collection[str]) -> DimRecord | None:
+    """The dim that a bucket's key means: its name, its symbol, or a place of it such as `input_ids[1]`.
+
+    A `.pt2` does not hold the names that dims were exported under. When just one dim is without a name and just one key is not
+    found otherwise, they belong together.
+    """
+    from topo_opt.frontend.dynamic_dims import places
+
+    direct = {name: dim for dim in dims for name in (dim.name, dim.symbol, *places(dim))}
+    if key in direct:
+        return direct[key]
+    taken = {direct[k].symbol for k in keys if k in direct}
+    open_keys = [k for k in keys if k not in direct]
+    unnamed = [dim for dim in dims if dim.name == dim.symbol and dim.symbol not in taken]
+    return unnamed[0] if len(open_keys) == len(unnamed) == 1 else None
+
+
+def _description(dim: DimRecord) -> str:
+    from topo_opt.frontend.dynamic_dims import places
+
+    return dim.name if dim.name != dim.symbol else next(iter(places(dim)), dim.symbol)

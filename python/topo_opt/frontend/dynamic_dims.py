@@ -42,7 +42,7 @@ def solve_sizes(dims: tuple[DimRecord, ...], bucket: Mapping[str, int] | None) -
         InputError: an unknown key, a size out of range, or a dim with no known size.
     """
     sizes = {d.symbol: d.example for d in dims}
-    keys = {place: d for d in dims for place in _places(d)}
+    keys = {place: d for d in dims for place in places(d)}
     keys |= {d.symbol: d for d in dims} | {d.name: d for d in dims}
     for key, size in (bucket or {}).items():
         if key not in keys:
@@ -77,7 +77,8 @@ def concrete(size: Any, sizes: Mapping[str, int]) -> int:
     return int(value)
 
 
-def _places(dim: DimRecord) -> list[str]:
+def places(dim: DimRecord) -> list[str]:
+    """Where the dim itself (not an expression of it) is a size: `input_ids[1]`."""
     return [f"{name}[{position}]" for name, position, expr in dim.uses if expr == dim.symbol]
 
 
