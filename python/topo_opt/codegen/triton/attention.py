@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from topo_opt.codegen.kernel_source import KernelSource, Param
 from topo_opt.codegen.triton.attention_problem import Problem, read_problem
-from topo_opt.codegen.triton.attention_split import Split
+from topo_opt.codegen.triton.attention_split import Split, exponential
 from topo_opt.codegen.triton.element_types import storage_type
 from topo_opt.codegen.triton.emit import Axis, Emitter, Value
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
@@ -144,7 +144,9 @@ class _Attention:
     def lower(self) -> KernelSource:
         line = self.writer.line
         self._define_program()
-        query = self._tile(self.problem.node.operands[0], [self._head, self._query_row], "row", "d", "(BLOCK_M, BLOCK_D)")
+        query = self._tile(
+            self.problem.node.operands[0], [self._head, self._query_row], "row", "d", "(BLOCK_M, BLOCK_D)"
+        )
         line(f"best = tl.full((BLOCK_M,), {NEVER}, tl.float32)")
         line("total = tl.zeros((BLOCK_M,), tl.float32)")
         line("acc = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)")
@@ -225,18 +227,22 @@ class _Attention:
         ):
             self._define("n", "n0 + tl.arange(0, BLOCK_N)[None, :]")
             self._define("nv", "n0 + tl.arange(0, BLOCK_N)[:, None]")
-            keys = self._tile(problem.node.operands[1], [self._head, self._symbol("n")], "dk", "n", "(BLOCK_D, BLOCK_N)")
+            keys = self._tile(
+                problem.node.operands[1], [self._head, self._symbol("n")], "dk", "n", "(BLOCK_D, BLOCK_N)"
+            )
             scores = bind(f"tl.dot({query}, {keys}{exact})", "qk")
             scores = self._masked_scores(scores, bounds)
             line(f"new_best = tl.maximum(best, tl.max({scores}, 1){self._before})")
             shift = "new_best"
             if self._may_see_nothing:
                 shift = bind(f"tl.where(new_best == {NEVER}, 0.0, new_best)", "shift")
-            line(f"weights = tl.exp2(({scores}{self._before} - {shift}[:, None]){self._after})")
-            line(f"decay = tl.exp2((best - {shift}){self._after})")
+            line(f"weights = {exponential(f'{scores}{self._before} - {shift}[:, None]', self._after)}")
+            line(f"decay = {exponential(f'best - {shift}', self._after)}")
             line("total = total * decay + tl.sum(weights, 1)")
             line("acc = acc * decay[:, None]")
-            values = self._tile(problem.node.operands[2], [self._head, self._symbol("nv")], "nv", "e", "(BLOCK_N, BLOCK_E)")
+            values = self._tile(
+                problem.node.operands[2], [self._head, self._symbol("nv")], "nv", "e", "(BLOCK_N, BLOCK_E)"
+            )
             narrow = "" if problem.element == "f32" else f".to({storage_type(problem.element)})"
             line(f"acc = tl.dot(weights{narrow}, {values}, acc{exact})")
             line("best = new_best")
@@ -249,7 +255,9 @@ class _Attention:
         tests = []
         if problem.mask is not None:
             shape = self.kernel.graph.values[problem.mask].shape or ()
-            indices = problem.mask_indices(shape, [self._symbol("b"), self._head, self._query_row, self._symbol("n")])
+            indices = problem.mask_indices(
+                shape, [self._symbol("b"), self._head, self._query_row, self._symbol("n")]
+            )
             mask = self.emitter.real(problem.mask, indices)
             if problem.additive:
                 scores = bind(f"{scores} + {self.emitter.tensor(mask)}", "qk")
@@ -311,17 +319,26 @@ class _Attention:
         places = forward_indices(graph, anchor, indices)
         for position, value in enumerate(graph.returns):
             if value not in places:
-                raise UnsupportedError("a result of an attention kernel that is not one-to-one with the attention's")
+                raise UnsupportedError(
+                    "a result of an attention kernel that is not one-to-one with the attention's"
+                )
             self.emitter.store(f"out{position}", value, places[value], ("row", "e"), shape)
 
     def _source(self) -> KernelSource:
         kernel, tile = self.kernel, self.kernel.attributes["tile"]
-        blocks = {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_D": self.block_d, "BLOCK_E": self.block_e}
+        blocks = {
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "BLOCK_D": self.block_d,
+            "BLOCK_E": self.block_e,
+        }
         programs = self.problem.batch * self.groups * self.row_blocks
         params, scratch = tuple(self.params), ()
         if self.splits > 1:
             scratch = self.split.scratch(programs)
-            params += tuple(Param(name, "scratch", i, s.dtype) for i, (name, s) in enumerate(zip(Split.NAMES, scratch)))
+            params += tuple(
+                Param(name, "scratch", i, s.dtype) for i, (name, s) in enumerate(zip(Split.NAMES, scratch))
+            )
         signature = ", ".join([p.name for p in params] + [f"{b}: tl.constexpr" for b in blocks])
         body = f"@triton.jit\ndef {kernel.name}({signature}):\n{self.writer.text()}"
         return KernelSource(

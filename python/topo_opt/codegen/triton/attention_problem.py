@@ -66,15 +66,22 @@ def read_problem(kernel: Kernel) -> Problem:
     graph = kernel.graph
     nodes = [n for n in graph.nodes if n.name == "topo.attention"]
     if len(nodes) != 1:
-        raise UnsupportedError(f"an attention kernel with {len(nodes)} topo.attention ops", hint="it takes exactly one")
+        raise UnsupportedError(
+            f"an attention kernel with {len(nodes)} topo.attention ops", hint="it takes exactly one"
+        )
     node = nodes[0]
     query, keys, values = (graph.values[v] for v in node.operands[:3])
     batch, heads, rows, depth = query.shape or ()
     if query.element not in DOT_ELEMENTS:
-        raise UnsupportedError(f"attention on {query.element}", hint=f"kernels take {', '.join(DOT_ELEMENTS)}; it is left to ATen")
+        raise UnsupportedError(
+            f"attention on {query.element}",
+            hint=f"kernels take {', '.join(DOT_ELEMENTS)}; it is left to ATen",
+        )
     mask_element = graph.values[node.operands[3]].element if len(node.operands) > 3 else None
     if mask_element is not None and mask_element not in MASK_ELEMENTS:
-        raise UnsupportedError(f"an attention mask of {mask_element}", hint=f"kernels take {', '.join(MASK_ELEMENTS)}")
+        raise UnsupportedError(
+            f"an attention mask of {mask_element}", hint=f"kernels take {', '.join(MASK_ELEMENTS)}"
+        )
     grouped = heads // (keys.shape or ())[1]
     problem = Problem(
         node=node,
@@ -106,11 +113,20 @@ def _shared_heads(kernel: Kernel, problem: Problem) -> int:
 
 
 def _is_shared(kernel: Kernel, problem: Problem, size: int) -> bool:
-    names = {"b": problem.batch, "g": problem.heads // size, "s": size, "n": problem.keys, "d": problem.depth, "e": problem.width}
+    names = {
+        "b": problem.batch,
+        "g": problem.heads // size,
+        "s": size,
+        "n": problem.keys,
+        "d": problem.depth,
+        "e": problem.width,
+    }
     sym = {name: symbol(name, extent) for name, extent in names.items()}
     used = {v for node in kernel.graph.nodes for v in node.operands}
     pointers, _ = kernel.pointer_params(used)
-    emitter = Emitter(kernel.graph, Writer(), {n: Axis(n, extent, n) for n, extent in names.items()}, pointers)
+    emitter = Emitter(
+        kernel.graph, Writer(), {n: Axis(n, extent, n) for n, extent in names.items()}, pointers
+    )
     head = sym["g"] * size + sym["s"]
     for operand, last in zip(problem.node.operands[1:3], ("d", "e")):
         found = emitter.value(operand, problem.key_indices(sym["b"], head, sym["n"], sym[last]))

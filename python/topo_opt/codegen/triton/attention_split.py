@@ -18,6 +18,11 @@ COMBINED_ELEMENTS = 8192
 """Elements of partial results that are held at a time."""
 
 
+def exponential(difference: str, factor: str) -> str:
+    """Source of two to the power of a difference, times a factor (source such as `* 1.44`, or empty)."""
+    return f"tl.exp2(({difference}){factor})" if factor else f"tl.exp2({difference})"
+
+
 @dataclass(frozen=True)
 class Split:
     """`splits` programs for a block of `block_m` rows (of `rows` in all) and `block_e` columns."""
@@ -73,11 +78,14 @@ class Split:
         line("peak = tl.max(bests, 0)[None, :]")
         line('peak = tl.where(peak == float("-inf"), 0.0, peak)')
         line('totals = tl.load(part_total + lanes, cache_modifier=".cg")')
-        line(f"sum_total = tl.sum(totals * tl.exp2((bests - peak){self.after}), 0)")
+        line(f"sum_total = tl.sum(totals * {exponential('bests - peak', self.after)}, 0)")
         line(f"sum_acc = tl.zeros(({rows}, BLOCK_E), tl.float32)")
         with writer.block(f"for s0 in range(0, {splits}, {self.at_once}):"):
-            line(f"members = first + (s0 + tl.arange(0, {self.at_once})[:, None]) * {rows} + tl.arange(0, {rows})[None, :]")
-            line(f'shares = tl.exp2((tl.load(part_best + members, cache_modifier=".cg") - peak){self.after})')
+            line(
+                f"members = first + (s0 + tl.arange(0, {self.at_once})[:, None]) * {rows} + tl.arange(0, {rows})[None, :]"
+            )
+            line('best_of = tl.load(part_best + members, cache_modifier=".cg")')
+            line(f"shares = {exponential('best_of - peak', self.after)}")
             line("places = members[:, :, None] * BLOCK_E + tl.arange(0, BLOCK_E)[None, None, :]")
             line('parts = tl.load(part_acc + places, cache_modifier=".cg")')
             line("sum_acc += tl.sum(parts * shares[:, :, None], 0)")

@@ -26,7 +26,12 @@ def default_tile(kernel: Kernel) -> dict[str, int]:
     m = max(16, min(next_power_of_two(rows), 128))
     if problem.element == "f32":
         # No tensor cores: every thread holds its operands in registers.
-        tile = {"m": min(m, 32), "n": 32 if block <= 128 else 16, "warps": 4 if block <= 64 else 8, "stages": 1}
+        tile = {
+            "m": min(m, 32),
+            "n": 32 if block <= 128 else 16,
+            "warps": 4 if block <= 64 else 8,
+            "stages": 1,
+        }
     elif m >= 64:
         n, warps, stages = _row_of(_PREFILL, block)
         tile = {"m": m, "n": n, "warps": warps if m == 128 else 4, "stages": stages}
@@ -40,8 +45,9 @@ def default_tile(kernel: Kernel) -> dict[str, int]:
 
 def choose_splits(problem: Problem, programs: int, cores: int) -> int:
     """Splits of the keys, a power of two: enough programs for every core, while each has keys enough to be worth combining."""
+    keys = min(problem.keys, problem.rows) if problem.causal else problem.keys
     splits = 1
-    while splits < MOST_SPLITS and programs * splits < cores and problem.keys >= 2 * splits * SPLIT_KEYS:
+    while splits < MOST_SPLITS and programs * splits < cores and keys >= 2 * splits * SPLIT_KEYS:
         splits *= 2
     return splits
 

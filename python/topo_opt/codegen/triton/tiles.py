@@ -103,7 +103,19 @@ def _gemm(kernel: Kernel) -> dict[str, int]:
     return {"m": bm, "n": bn, "k": max(16, min(bk, next_power_of_two(k))), "group": 8, "warps": warps, "stages": stages}
 
 
-DEFAULTS: dict[str, Callable[[Kernel], dict[str, int]]] = {"loops": _loops, "update": _update, "scan": _scan, "gemm": _gemm}
+def _attention(kernel: Kernel) -> dict[str, int]:
+    from topo_opt.codegen.triton.attention_tiles import default_tile
+
+    return default_tile(kernel)
+
+
+DEFAULTS: dict[str, Callable[[Kernel], dict[str, int]]] = {
+    "loops": _loops,
+    "update": _update,
+    "scan": _scan,
+    "gemm": _gemm,
+    "attention": _attention,
+}
 
 
 def default_tile(kernel: Kernel) -> dict[str, int]:
