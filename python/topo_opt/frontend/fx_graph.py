@@ -162,12 +162,12 @@ class _Specializer:
                 self._merge(position, kind, target)
                 continue
             value = self._fake(node.meta["val"])
-            self.env[node] = self.builder.placeholder(node.name, value)
+            self.env[node] = placed = self.builder.placeholder(node.name, value)
             self.owner[target] = target
             if key is not None:
                 seen[key] = len(self.inputs), node
             self.inputs.append(
-                InputRecord(node.name, kind, target, dtype_name(value.dtype), tuple(value.shape))
+                InputRecord(placed.name, kind, target, dtype_name(value.dtype), tuple(value.shape))
             )
 
     def _merge(self, position: int, kind: str, target: str) -> None:
