@@ -7,6 +7,7 @@ into the inputs (`L['x'][0].size()[1]`).
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 MAX_LENGTH = 1 << 16
 MAX_DEPTH = 100
@@ -133,18 +134,14 @@ _POWERS = frozenset({"Pow", "PowByNatural", "FloatPow", "LShift"})
 _METHODS = frozenset(["size", "stride", "storage_offset", "dim", "numel"])
 _PATH_KEY = re.compile(r"[A-Za-z0-9_.\- ]{1,200}")
 
-# Binary operators by binding strength, weakest first; comparisons chain as in Python.
-_BINARY: list[frozenset[str]] = [
-    frozenset({"or"}),
-    frozenset({"and"}),
-    frozenset({"<", ">", "<=", ">=", "==", "!="}),
-    frozenset({"|"}),
-    frozenset({"^"}),
-    frozenset({"&"}),
-    frozenset({"<<", ">>"}),
-    frozenset({"+", "-"}),
-    frozenset({"*", "/", "//", "%"}),
-]
+# Binary operators, weakest first.
+_STRENGTH = {
+    operator: strength
+    for strength, row in enumerate(
+        ("or", "and", "< > <= >= == !=", "|", "^", "&", "<< >>", "+ -", "* / // %")
+    )
+    for operator in row.split()
+}
 
 
 class BadExpression(ValueError):
@@ -201,25 +198,23 @@ class _Parser:
         if self.next()[1] != text:
             raise BadExpression(f"lacks {text!r} before {self.tokens[self.position - 1][1]!r}")
 
-    def expression(self, level: int = 0) -> int | None:
+    def expression(self, weakest: int = 0) -> int | None:
+        """Operands joined by operators that bind at least as strongly as `weakest`."""
         self.depth += 1
-        if self.depth > MAX_DEPTH * (len(_BINARY) + 2):
+        if self.depth > MAX_DEPTH:
             raise BadExpression(f"is nested deeper than {MAX_DEPTH}")
-        try:
-            if level == len(_BINARY):
-                return self.unary()
-            bits = self.expression(level + 1)
-            while self.peek() in _BINARY[level]:
-                shift = self.next()[1] == "<<"
-                right = (
-                    self.power_operand(lambda: self.expression(level + 1))
-                    if shift
-                    else self.expression(level + 1)
-                )
-                bits = _sum_of_bits(bits, MAX_EXPONENT if shift and right is not None else right)
-            return bits
-        finally:
-            self.depth -= 1
+        bits = self.unary()
+        while _STRENGTH.get(self.peek(), -1) >= weakest:
+            operator = self.next()[1]
+            stronger = _STRENGTH[operator] + 1
+            if operator == "<<":
+                right = self.power_operand(partial(self.expression, stronger))
+                right = None if right is None else MAX_EXPONENT
+            else:
+                right = self.expression(stronger)
+            bits = _sum_of_bits(bits, right)
+        self.depth -= 1
+        return bits
 
     def unary(self) -> int | None:
         while self.peek() in ("-", "+", "~", "not"):

@@ -60,6 +60,7 @@ _KNOWN_BAD = [
 ]
 _RESAVE = 'save it again with torch.export.save(torch.export.export(model, args), "model.pt2")'
 _TRUST = "if you trust where the file comes from, give --trust-model"
+_END_BYTES = 22
 _LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")
 
 
@@ -178,6 +179,7 @@ def _check_type(path: Path, file: BinaryIO) -> None:
     head = file.read(64)
     file.seek(0)
     if head[:4] == b"PK\x03\x04":
+        _check_end(path, file)
         return
     guesses = [
         (not head, "is empty"),
@@ -194,6 +196,18 @@ def _check_type(path: Path, file: BinaryIO) -> None:
     ]
     what = next((text for found, text in guesses if found), "is not a .pt2 (it is no zip archive)")
     raise InputError(f"{path} {what}", hint=f"a .pt2 is needed: {_RESAVE}")
+
+
+def _check_end(path: Path, file: BinaryIO) -> None:
+    """The archive ends where the file ends; a search for its directory might find one that an entry contains."""
+    file.seek(0, 2)
+    file.seek(max(0, file.tell() - _END_BYTES))
+    end = file.read()
+    file.seek(0)
+    if len(end) != _END_BYTES or end[:4] != b"PK\x05\x06" or end[-2:] != b"\0\0":
+        raise InputError(
+            f"{path} is a damaged .pt2: it is cut off, or has something after its end", hint=_RESAVE
+        )
 
 
 class _Scanner:
@@ -276,6 +290,10 @@ class _Scanner:
     def check_overlap(self) -> None:
         """Every entry lies in the file, has one local header of its own name, and shares no bytes with another."""
         end = 0
+        if self.entries and min(info.header_offset for info in self.entries.values()) != 0:
+            raise InputError(
+                f"{self.path} is a damaged .pt2: it has something before its first entry", hint=_RESAVE
+            )
         for info in sorted(self.entries.values(), key=lambda info: info.header_offset):
             start = self.data_offset(info)
             if info.header_offset < end:

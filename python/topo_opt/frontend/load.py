@@ -4,7 +4,9 @@ A `.pt2` is scanned first (`archive_scan`), then rebuilt from the checked JSON w
 own reader, which unpickles parts of the file, is not used; the sample inputs stay unread.
 """
 
+import contextlib
 import importlib
+import io
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -79,9 +81,11 @@ def export_module(
         UnsupportedError: torch cannot export the module; names the line of the model and the first line of the reason.
     """
     try:
-        return torch.export.export(
-            module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
-        )
+        # On some failures torch prints the graph it has so far; the diagnostic below replaces that.
+        with contextlib.redirect_stderr(io.StringIO()):
+            return torch.export.export(
+                module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
+            )
     except Exception as exc:
         reason = _reason(exc)
         hint = "torch.export.draft_export(module, args) reports everything that is in the way"
@@ -185,7 +189,8 @@ def _reason(exc: BaseException) -> str:
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     if "Original exception Traceback" in str(exc):
         return lines[-1][:300]
-    return (lines[0] if lines else type(exc).__name__)[:300]
+    points = [line.removeprefix("- ") for line in lines[1:] if line.startswith("- ")][:1]
+    return " ".join([*(lines[:1] or [type(exc).__name__]), *points])[:400]
 
 
 def _where(exc: BaseException) -> str | None:
