@@ -381,8 +381,10 @@ def _patch_reductions(ti: Any) -> None:
         arrays = [np.moveaxis(np.asarray(t.handle.data), self.axis, 0).copy() for t in input]
         step, length = 1, arrays[0].shape[0]
         while step < length:
-            later = combine(self, input, [a[:-step] for a in arrays], [a[step:] for a in arrays])
-            arrays = [np.concatenate([a[:step], b]) for a, b in zip(arrays, later)]
+            # Blocks keep their power-of-two length: the first `step` results are combined and thrown away.
+            shifted = [np.concatenate([a[:step], a[:-step]]) for a in arrays]
+            later = combine(self, input, shifted, arrays)
+            arrays = [np.concatenate([a[:step], b[step:]]) for a, b in zip(arrays, later)]
             step *= 2
         return [self.to_tensor(np.moveaxis(a, 0, self.axis), t.dtype) for a, t in zip(arrays, input)]
 
