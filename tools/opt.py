@@ -38,6 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error.filename or arguments.output}: {error.strerror or error}", file=sys.stderr)
         return 1
+    except Exception as error:
+        if arguments.traceback:
+            raise
+        reason = (str(error).splitlines() or [""])[0]
+        print(
+            f"error: topo-opt broke: {type(error).__name__}: {reason} (a fault of topo-opt; --traceback shows where)",
+            file=sys.stderr,
+        )
+        return 1
 
 
 _DESCRIPTIONS = {

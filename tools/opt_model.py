@@ -152,7 +152,7 @@ def _bundle(arguments: argparse.Namespace, sources: dict[str, Path], options: dr
     finished = driver.compile(sources, options, out)
     if not arguments.quiet:
         report.render(finished.report, sys.stdout)
-        print(f"wrote {finished.path}")
+        print(f"wrote {out}")
     return 0
 
 

@@ -228,7 +228,7 @@ def _function_line(row: FunctionRow) -> str:
     bucket = "".join(f" {name}={size}" for name, size in row.bucket.items())
     if row.whole:
         return f"{row.function}{bucket}: left to ATen as a whole"
-    aten = f", {row.aten} calls left to ATen" if row.aten else ", nothing left to ATen"
+    aten = f", {row.aten} left to ATen" if row.aten else ", nothing left to ATen"
     return f"{row.function}{bucket}: {row.kernels} launches of {row.distinct_kernels} kernels{aten}"
 
 
