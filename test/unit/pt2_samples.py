@@ -2,9 +2,7 @@
 
 import collections
 import json
-import struct
 import zipfile
-import zlib
 from pathlib import Path
 
 import torch
@@ -178,8 +176,3 @@ def rename_local_header(path: Path, old: str, new: str) -> None:
     data = path.read_bytes()
     at = data.index(old.encode())
     path.write_bytes(data[:at] + new.encode() + data[at + len(new) :])
-
-
-def crc(data: bytes) -> bytes:
-    """The checksum as stored."""
-    return struct.pack("<I", zlib.crc32(data))

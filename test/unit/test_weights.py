@@ -1,0 +1,206 @@
+"""Weights reach the runtime byte for byte, from the archive or packed, and no range leaves its file."""
+
+import json
+
+import pt2_samples
+import pytest
+import torch
+from test_load import raw
+
+from topo_opt.errors import InputError, TopoError, UntrustedError
+from topo_opt.frontend.archive_scan import scan
+from topo_opt.frontend.weights import pack, program_tensors, reference
+from topo_opt.runtime.weights import NamedTensors, Weights
+
+
+def tensors_of(name):
+    return program_tensors({"f": pt2_samples.export(name)})
+
+
+def write(folder, source):
+    """A bundle folder with nothing but weights."""
+    folder.mkdir(exist_ok=True)
+    (folder / "weights.json").write_text(json.dumps(source.table))
+    if source.writer is not None:
+        source.writer(folder / "weights.safetensors")
+    return folder
+
+
+def assert_same(weights, expected):
+    assert set(weights) == set(expected)
+    for name, value in expected.items():
+        got = weights[name]
+        assert (got.dtype, got.shape) == (value.dtype, value.shape), name
+        assert torch.equal(raw(got), raw(value)), name
+
+
+@pytest.fixture
+def archive(tmp_path):
+    return pt2_samples.save("mixed", tmp_path)
+
+
+@pytest.fixture
+def referring(tmp_path, archive):
+    return write(tmp_path / "bundle", reference({"f": scan(archive)}, tmp_path / "bundle"))
+
+
+@pytest.fixture
+def packed(tmp_path):
+    return write(tmp_path / "packed", pack(tensors_of("mixed")))
+
+
+def test_reference_to_the_archive(referring, archive):
+    weights = Weights.open(referring)
+    program = torch.export.load(archive)
+    assert_same(weights, {**program.constants, **program.state_dict})
+    assert weights["a.weight"].data_ptr() == weights["b.weight"].data_ptr()
+    assert weights["view"].stride() == (16, 1)
+    assert weights.fetch("nothing") is None
+
+
+def test_table_is_deterministic_and_relative(tmp_path, archive):
+    tables = [json.dumps(reference({"f": scan(archive)}, tmp_path / "b").table) for _ in range(2)]
+    assert tables[0] == tables[1] and str(tmp_path) not in tables[0]
+
+
+def test_packed(packed):
+    weights = Weights.open(packed)
+    expected = tensors_of("mixed")
+    torch.manual_seed(0)
+    assert set(weights) == set(expected)
+    assert weights["a.weight"].data_ptr() == weights["b.weight"].data_ptr()
+    assert weights["transposed"].stride() == (1, 5)
+
+
+@pytest.mark.parametrize(
+    "value", [torch.randn(3, 5).t(), torch.randn(6, 8)[::2, 1:], torch.tensor(2.5), torch.randn(2, 0)]
+)
+def test_packing_keeps_values(value, tmp_path):
+    tensors = {"w": value, "flag": torch.tensor([True, False, True]), "b": value.bfloat16()}
+    assert_same(Weights.open(write(tmp_path / "b", pack(tensors))), tensors)
+
+
+def test_packed_file_is_plain_safetensors(packed):
+    from safetensors.torch import load_file
+
+    expected = Weights.open(packed)
+    for name, value in load_file(packed / "weights.safetensors").items():
+        assert torch.equal(raw(value), raw(expected[name])) or expected[name].stride() != value.stride()
+    assert load_file(packed / "weights.safetensors")["a.weight"].shape == (4, 4)
+
+
+def test_packing_is_deterministic(tmp_path):
+    tensors = tensors_of("mixed")
+    files = []
+    for names in (sorted(tensors), sorted(tensors, reverse=True)):
+        folder = write(tmp_path / names[0], pack({name: tensors[name] for name in names}))
+        files.append((folder / "weights.safetensors").read_bytes() + (folder / "weights.json").read_bytes())
+    assert files[0] == files[1]
+
+
+def test_absent_weights(tmp_path):
+    source = pack({"w": torch.empty(2, 3, device="meta"), "b": torch.ones(2)})
+    assert source.absent == ["w"]
+    weights = Weights.open(write(tmp_path / "b", source))
+    assert weights.fetch("w") is None and weights.ranges["w"].shape == (2, 3)
+    with pytest.raises(InputError, match="exported without it"):
+        weights["w"]
+    assert torch.equal(weights["b"], torch.ones(2))
+
+
+def test_weights_by_name_from_another_file(tmp_path, packed, referring):
+    other = Weights.open(referring, source=packed / "weights.safetensors")
+    assert isinstance(other, NamedTensors) and other["a.bias"].shape == (4,)
+    assert set(Weights.open(referring, source=packed)) == set(other)
+    assert other.fetch("nothing") is None
+    with pytest.raises(InputError, match=r"no \.safetensors file"):
+        Weights.open(referring, source=referring)
+
+
+def test_moved_archive(tmp_path, referring, archive):
+    moved = archive.rename(tmp_path / "moved.pt2")
+    with pytest.raises(InputError, match="cannot be read") as info:
+        Weights.open(referring)["a.bias"]
+    assert "--weights" in info.value.hint
+    assert Weights.open(referring, source=moved)["a.bias"].shape == (4,)
+
+
+def test_changed_archive(referring, archive):
+    data = bytearray(archive.read_bytes())
+    data[-40] ^= 1
+    archive.write_bytes(data)
+    with pytest.raises(InputError, match="not the one the bundle was compiled from"):
+        Weights.open(referring)["a.bias"]
+    archive.write_bytes(data[:-1])
+    with pytest.raises(InputError, match=r"has .* bytes"):
+        Weights.open(referring)["a.bias"]
+
+
+def test_missing_packed_file(packed):
+    (packed / "weights.safetensors").unlink()
+    with pytest.raises(InputError, match="cannot be read"):
+        Weights.open(packed)["a.bias"]
+
+
+def test_bundle_without_weights(tmp_path):
+    assert dict(Weights.open(tmp_path)) == {}
+
+
+def _change(path, keys, value):
+    document = json.loads(path.read_text())
+    place = document
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    "keys, value, message",
+    [
+        (["version"], 2, "version 2"),
+        (["files", 0, "path"], "../../etc/passwd", "not a file of the bundle"),
+        (["files", 0, "bytes"], -1, "not a size"),
+        (["tensors", "a.bias", "offset"], 1 << 40, "leaves its file"),
+        (["tensors", "a.bias", "offset"], -16, "not a size"),
+        (["tensors", "a.bias", "nbytes"], 12, "leaves its bytes"),
+        (["tensors", "a.bias", "shape"], [400], "leaves its bytes"),
+        (["tensors", "a.bias", "strides"], [9], "leaves its bytes"),
+        (["tensors", "a.bias", "storage_offset"], 1, "leaves its bytes"),
+        (["tensors", "a.bias", "file"], 5, "leaves its file"),
+        (["tensors", "a.bias", "dtype"], "load", "wrong dtype"),
+        (["tensors", "a.bias"], [], "malformed"),
+        (["tensors"], [], "malformed"),
+    ],
+)
+def test_malformed_tables(packed, keys, value, message):
+    _change(packed / "weights.json", keys, value)
+    with pytest.raises((UntrustedError, InputError), match=message):
+        Weights.open(packed)
+
+
+def test_functions_that_disagree(tmp_path):
+    class One(torch.nn.Module):
+        def __init__(self, size, constant):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(size))
+            self.k = torch.tensor(constant)
+
+        def forward(self, x):
+            return x * self.w + self.k
+
+    def program(size, constant):
+        return torch.export.export(One(size, constant), (torch.ones(size),), strict=False)
+
+    def archive(name, *args):
+        torch.export.save(program(*args), tmp_path / f"{name}.pt2")
+        return scan(tmp_path / f"{name}.pt2")
+
+    same = {"a": archive("a", 2, [1.0]), "b": archive("b", 2, [1.0])}
+    assert len(reference(same, tmp_path / "bundle").table["files"]) == 2
+    with pytest.raises(TopoError, match=r"w is float32\[3\] in c\.pt2 and float32\[2\] in a\.pt2"):
+        reference({"a": same["a"], "c": archive("c", 3, [1.0])}, tmp_path / "bundle")
+    with pytest.raises(TopoError, match="the constant k has one value"):
+        reference({"a": same["a"], "d": archive("d", 2, [2.0])}, tmp_path / "bundle")
+    with pytest.raises(TopoError, match="the constant k of 'b' has another value"):
+        program_tensors({"a": program(2, [1.0]), "b": program(2, [2.0])})
