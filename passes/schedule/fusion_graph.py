@@ -8,7 +8,7 @@ from math import prod
 
 from topo_opt.passes.schedule.roles import Role, Roles, kind_of
 from topo_opt.sim import Alignment, Kind
-from topo_opt.structured.access import VIEWS, domain_indices, view_sources
+from topo_opt.structured.access import VIEWS, domain_indices, is_empty_reduction, view_sources
 from topo_opt.structured.graph import Graph, Node
 from topo_opt.structured.index import ZERO, Expr, delinearize, linearize, symbol
 
@@ -73,7 +73,10 @@ def loop_of(graph: Graph, node: Node, x: Expr, r: Expr) -> list[Expr]:
 
 def reads(graph: Graph, node: Node, x: Expr, r: Expr = ZERO) -> Iterator[Read]:
     """What a compute op reads directly when it computes its element x (and column r)."""
-    if node.is_loop_nest:
+    if is_empty_reduction(node):
+        for operand in node.operands:
+            yield _anywhere(graph, operand)
+    elif node.is_loop_nest:
         loop = loop_of(graph, node, x, r)
         for operand, index_map in zip(node.operands, node.maps):
             yield Read(operand, tuple(index_map.apply(loop)), True, index_map.is_projected_permutation)
@@ -104,7 +107,8 @@ def resolve(roles: Roles, read: Read) -> Iterator[Read]:
     if node is None or roles.of(node) is Role.COMPUTE:
         yield read
     elif roles.of(node) is Role.VIEW:
-        for source in view_sources(roles.graph, node, read.indices):
+        position = roles.graph.values[read.value].position
+        for source in view_sources(roles.graph, node, read.indices, position):
             plain = node.name != "tensor.extract_slice" and _keeps_all(roles.graph, node)
             inner = Read(source.value, tuple(source.indices), read.exact, read.reshaped_only and plain)
             yield from resolve(roles, inner)
@@ -130,7 +134,7 @@ def build(roles: Roles) -> FusionGraph:
         rows, cols, order = graph.values[node.results[0]].numel if node.results else 1, 1, 0
         if kind is Kind.UPDATE and node.name == "topo.index_update":
             rows = graph.values[node.operands[1]].numel
-        if min([*node.domain, rows]) == 0:
+        if rows == 0:
             kind = Kind.FIXED
         elif kind is Kind.REDUCTION:
             space = spaces[node.id] = row_space(graph, node)

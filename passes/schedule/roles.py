@@ -8,7 +8,7 @@ from enum import Enum
 from torch_mlir import ir
 
 from topo_opt.sim import Kind
-from topo_opt.structured.access import RESHAPES, is_movement, slice_parameters
+from topo_opt.structured.access import RESHAPES, is_empty_reduction, is_movement, slice_parameters
 from topo_opt.structured.graph import Graph, Node
 
 
@@ -92,7 +92,7 @@ def _materialises(graph: Graph, node: Node) -> bool:
 
 
 def _role(graph: Graph, node: Node) -> Role:
-    if node.name in VIEWS or is_movement(node):
+    if node.name in VIEWS or is_movement(node) or is_empty_reduction(node):
         return Role.VIEW
     if node.name in ("tensor.empty", "linalg.fill"):
         return Role.FREE
@@ -115,6 +115,8 @@ def kind_of(graph: Graph, node: Node) -> Kind:
         return KINDS[node.name]
     if node.name == "arith.constant":
         return Kind.FIXED
+    if is_empty_reduction(node):
+        return Kind.POINTWISE
     if node.name == "linalg.contract" and is_matrix_product(graph, node):
         return Kind.CONTRACTION
     return Kind.REDUCTION if node.has_reduction else Kind.POINTWISE

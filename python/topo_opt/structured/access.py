@@ -162,8 +162,16 @@ def is_movement(node: Node) -> bool:
     return len(body) == 1 and body[0].name == "arith.extf" and hash(body[0].operands[0]) == source
 
 
-def view_sources(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]:
-    """Where the result of a data-movement op comes from (see `Source`)."""
+def is_empty_reduction(node: Node) -> bool:
+    """Whether a loop nest reduces over nothing: its results are its inits."""
+    return node.is_loop_nest and any(r and size == 0 for r, size in zip(node.reduction, node.domain))
+
+
+def view_sources(graph: Graph, node: Node, indices: Sequence[Expr], position: int = 0) -> list[Source]:
+    """Where result `position` of a data-movement op comes from (see `Source`)."""
+    if is_empty_reduction(node):
+        loop = domain_indices(node, position, indices)
+        return [Source(node.operands[node.inputs + position], node.output_map(position).apply(loop))]
     if node.name == "linalg.generic":
         return [Source(node.operands[0], node.maps[0].apply(domain_indices(node, 0, indices)))]
     return VIEWS[node.name](graph, node, indices)
@@ -244,6 +252,7 @@ __all__ = [
     "constant_of",
     "domain_indices",
     "forward_indices",
+    "is_empty_reduction",
     "is_movement",
     "reassociation",
     "slice_parameters",

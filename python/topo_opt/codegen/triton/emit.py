@@ -17,7 +17,7 @@ from topo_opt.codegen.triton import scalar_ops
 from topo_opt.codegen.triton.element_types import NARROW_FLOATS, compute_type, storage_type
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
-from topo_opt.structured.access import VIEWS, Condition, domain_indices, view_sources
+from topo_opt.structured.access import VIEWS, Condition, domain_indices, is_empty_reduction, view_sources
 from topo_opt.structured.graph import Graph, Node
 from topo_opt.structured.index import Expr, const, contiguous_strides, linearize, opaque, strided
 
@@ -138,8 +138,8 @@ class Emitter:
         if node is None:
             raise UnsupportedError(f"kernel argument {number} has no pointer")
         info = self.graph.values[number]
-        if node.name in VIEWS:
-            return self._view(node, indices)
+        if node.name in VIEWS or is_empty_reduction(node):
+            return self._view(node, indices, info.position)
         if node.is_loop_nest:
             if node.has_reduction:
                 if self.on_reduction is None:
@@ -151,8 +151,8 @@ class Emitter:
             raise UnsupportedError(f"{node.name} can't be computed inside a kernel of another family")
         return handler(self, node, indices)
 
-    def _view(self, node: Node, indices: Sequence[Expr]) -> Scalar:
-        sources = view_sources(self.graph, node, indices)
+    def _view(self, node: Node, indices: Sequence[Expr], position: int) -> Scalar:
+        sources = view_sources(self.graph, node, indices, position)
         pieces: list[tuple[list[str], frozenset[str], Scalar]] = []
         for source in sources:
             decided = [c.decided() for c in source.conditions]

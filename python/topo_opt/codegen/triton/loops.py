@@ -335,11 +335,12 @@ class _Loops:
             self.writer.line(f"{name} = tl.broadcast_to({init}, (XBLOCK, 1)).to({compute_type(element)})")
             states.append(name)
         axes = self.emitter.axes
-        column = self.writer.fresh("col")
+        counter, column = self.writer.fresh("step"), self.writer.fresh("col")
         self.emitter.axes = dict(axes) | {column: Axis(column, self.space.col_count, column)}
         saved, self.emitter.on_reduction = self.emitter.on_reduction, self._reduction_missing
         try:
-            with self.emitter.scope(f"for {column} in range(0, {self.space.col_count}):"):
+            with self.emitter.scope(f"for {counter} in range(0, {self.space.col_count}):"):
+                self.writer.line(f"{column} = tl.full((1, 1), {counter}, tl.int32)")
                 loop = domain_indices(node, 0, indices, self._reduction_loop(node, symbol(column, self.space.col_count)))
                 current = [Value(s, e, frozenset("x")) for s, e in zip(states, elements)]
                 updated = self.emitter.body(node, loop, range(len(states)), current)
