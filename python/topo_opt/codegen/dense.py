@@ -23,7 +23,7 @@ def numpy_dtype(torch_name: str) -> np.dtype:
 
 
 def dense_values(attribute: Any, torch_name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The elements of a `dense` attribute. A splat is an array with zero strides, so it takes no memory.
+    """The elements of a `dense` attribute, or of its text. A splat is an array with zero strides, so it takes no memory.
 
     Raises:
         UnsupportedError: an element type that constants can't have (float8), or a resource blob.
@@ -73,7 +73,7 @@ def bf16_bits(values: np.ndarray) -> np.ndarray:
 
 def _from_text(text: str, torch_name: str) -> np.ndarray:
     """For the types MLIR's buffer protocol lacks: the printed form, exact because MLIR prints round-trip digits."""
-    body = text[text.index("dense<") + 6 : text.rindex(">", 0, text.rindex(":"))]
+    body = text[text.index("dense<") + 6 : text.rindex("> : tensor<")]
     raw = {"bfloat16": np.uint16, "complex64": np.complex64, "complex128": np.complex128}[torch_name]
     if body.startswith('"0x'):
         return np.frombuffer(bytes.fromhex(body.strip('"')[2:]), dtype=raw)

@@ -253,9 +253,11 @@ class _Reader:
 
     def constant(self, op: Any) -> None:
         value = self.define(op.operation.results[0])
-        self.graph.constants[value.index] = dense_values(
-            op.operation.attributes["value"], value.dtype, value.shape
-        )
+        try:
+            attribute = op.operation.attributes["value"]
+        except TypeError:  # the bindings have no class for complex elements
+            attribute = str(op.operation)
+        self.graph.constants[value.index] = dense_values(attribute, value.dtype, value.shape)
 
     def empty(self, op: Any) -> None:
         self.define(op.operation.results[0])

@@ -17,6 +17,7 @@ import inspect
 import linecache
 import threading
 import types
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -88,7 +89,8 @@ def launch(
     starts = np.array([s for s, _ in spans], dtype=np.uint64)
     _bounds = starts, np.maximum.accumulate(np.array([e for _, e in spans], dtype=np.uint64))
     try:
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # numpy on NaN and overflow, which a GPU passes over
             _direct_executor()(function.rewrite(), function.arg_names, grid)(**arguments)
     except TopoError:
         raise
@@ -96,9 +98,8 @@ def launch(
         cause = error
         while cause.__cause__ is not None and not isinstance(cause, KernelError):
             cause = cause.__cause__  # type: ignore[assignment]
-        name = getattr(function, "__name__", "?")
         text = cause.message if isinstance(cause, KernelError) else f"{type(cause).__name__}: {cause}"
-        raise KernelError(f"kernel {name} failed in the interpreter: {text}") from error
+        raise KernelError(text) from error
     finally:
         _bounds = None
 
