@@ -64,7 +64,8 @@ def main() -> int:
     finished = driver.compile(programs, options, arguments.out)
     report.render(finished.report, sys.stdout)
 
-    program = runtime.load(finished.path, device="cpu")
+    # Strict: a call that the kernels cannot answer is an error here, instead of a fallback that is logged.
+    program = runtime.load(finished.path, device="cpu", strict=True)
     tokens = torch.randint(0, model.config.vocab_size, (1, PROMPT_LENGTH))
     logits = program.prefill(tokens, torch.tensor([0]))[:, -1]
     good = True
