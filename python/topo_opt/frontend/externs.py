@@ -62,9 +62,17 @@ def known_reason(node: fx.Node) -> str | None:
         return None if can_contract(*pair) else "a product on types without a kernel"
     if target is aten.scaled_dot_product_attention.default:
         return can_attend(*node.args, **node.kwargs)  # type: ignore[arg-type]
+    if _accumulates(node, name) and _values(node)[-1].dtype == torch.bool:
+        return "adding booleans is their disjunction, which an indexed update has no form for"
     if any(_is_exotic(value) for value in _values(node)):
         return "quantized, sparse or nested tensors are left to torch"
     return None
+
+
+def _accumulates(node: fx.Node, name: str) -> bool:
+    if name in ("index_put", "_unsafe_index_put"):
+        return bool(node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate"))
+    return name in ("scatter_add", "index_add", "scatter_reduce")
 
 
 def can_leave(node: fx.Node) -> bool:
