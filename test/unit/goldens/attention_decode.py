@@ -62,20 +62,15 @@ def k_attention(in0, in1, in2, in3, out0, part_acc, part_best, part_total, arriv
     arrived = tl.atomic_add(arrivals + pid, 1, sem="acq_rel")
     if arrived == 15:
         first = pid * 64
-        lanes = first + tl.arange(0, 16)[:, None] * 4 + tl.arange(0, 4)[None, :]
-        bests = tl.load(part_best + lanes, cache_modifier=".cg")
+        lines = first + tl.arange(0, 16)[:, None] * 4 + tl.arange(0, 4)[None, :]
+        places = lines[:, :, None] * BLOCK_E + tl.arange(0, BLOCK_E)[None, None, :]
+        parts = tl.load(part_acc + places, cache_modifier=".cg")
+        bests = tl.load(part_best + lines, cache_modifier=".cg")
         peak = tl.max(bests, 0)[None, :]
         peak = tl.where(peak == float("-inf"), 0.0, peak)
-        totals = tl.load(part_total + lanes, cache_modifier=".cg")
-        sum_total = tl.sum(totals * tl.exp2(bests - peak), 0)
-        sum_acc = tl.zeros((4, BLOCK_E), tl.float32)
-        for s0 in range(0, 16, 16):
-            members = first + (s0 + tl.arange(0, 16)[:, None]) * 4 + tl.arange(0, 4)[None, :]
-            best_of = tl.load(part_best + members, cache_modifier=".cg")
-            shares = tl.exp2(best_of - peak)
-            places = members[:, :, None] * BLOCK_E + tl.arange(0, BLOCK_E)[None, None, :]
-            parts = tl.load(part_acc + places, cache_modifier=".cg")
-            sum_acc += tl.sum(parts * shares[:, :, None], 0)
+        shares = tl.exp2(bests - peak)
+        sum_total = tl.sum(tl.load(part_total + lines, cache_modifier=".cg") * shares, 0)
+        sum_acc = tl.sum(parts * shares[:, :, None], 0)
         tl.store(arrivals + pid, 0)
         out_row = row0 + tl.arange(0, 4)[:, None]
         v11 = tl.where(sum_total == 0.0, 1.0, sum_total)

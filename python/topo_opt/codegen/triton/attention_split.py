@@ -73,20 +73,31 @@ class Split:
         """Defines `sum_acc` and `sum_total` from all partial results, in the order of the splits."""
         line, rows, splits = writer.line, self.rows_block, self.splits
         line(f"first = pid * {splits * rows}")
-        line(f"lanes = first + tl.arange(0, {splits})[:, None] * {rows} + tl.arange(0, {rows})[None, :]")
-        line('bests = tl.load(part_best + lanes, cache_modifier=".cg")')
+        self._load(writer, "0", splits, "bests", "parts" if self.at_once == splits else None)
         line("peak = tl.max(bests, 0)[None, :]")
         line('peak = tl.where(peak == float("-inf"), 0.0, peak)')
-        line('totals = tl.load(part_total + lanes, cache_modifier=".cg")')
-        line(f"sum_total = tl.sum(totals * {exponential('bests - peak', self.after)}, 0)")
-        line(f"sum_acc = tl.zeros(({rows}, BLOCK_E), tl.float32)")
-        with writer.block(f"for s0 in range(0, {splits}, {self.at_once}):"):
-            line(
-                f"members = first + (s0 + tl.arange(0, {self.at_once})[:, None]) * {rows} + tl.arange(0, {rows})[None, :]"
-            )
-            line('best_of = tl.load(part_best + members, cache_modifier=".cg")')
-            line(f"shares = {exponential('best_of - peak', self.after)}")
-            line("places = members[:, :, None] * BLOCK_E + tl.arange(0, BLOCK_E)[None, None, :]")
-            line('parts = tl.load(part_acc + places, cache_modifier=".cg")')
-            line("sum_acc += tl.sum(parts * shares[:, :, None], 0)")
+        line(f"shares = {exponential('bests - peak', self.after)}")
+        line('sum_total = tl.sum(tl.load(part_total + lines, cache_modifier=".cg") * shares, 0)')
+        if self.at_once == splits:
+            line("sum_acc = tl.sum(parts * shares[:, :, None], 0)")
+        else:
+            line(f"sum_acc = tl.zeros(({rows}, BLOCK_E), tl.float32)")
+            with writer.block(f"for s0 in range(0, {splits}, {self.at_once}):"):
+                self._load(writer, "s0", self.at_once, "some_bests", "parts")
+                line(f"some = {exponential('some_bests - peak', self.after)}")
+                line("sum_acc += tl.sum(parts * some[:, :, None], 0)")
         line("tl.store(arrivals + pid, 0)")
+
+    def _load(self, writer: Writer, start: str, count: int, bests: str, parts: str | None) -> None:
+        """Maxima (and weighted sums) of `count` splits from `start` on: splits x rows (x columns)."""
+        line, rows = writer.line, self.rows_block
+        split = (
+            f"tl.arange(0, {count})[:, None]"
+            if start == "0"
+            else f"({start} + tl.arange(0, {count})[:, None])"
+        )
+        line(f"lines = first + {split} * {rows} + tl.arange(0, {rows})[None, :]")
+        if parts:
+            line("places = lines[:, :, None] * BLOCK_E + tl.arange(0, BLOCK_E)[None, None, :]")
+            line(f'{parts} = tl.load(part_acc + places, cache_modifier=".cg")')
+        line(f'{bests} = tl.load(part_best + lines, cache_modifier=".cg")')

@@ -11,36 +11,53 @@ SPLIT_KEYS = 64
 """A program has at least so many keys to itself when keys are split."""
 MOST_SPLITS = 64
 
-# Depth block (up to) -> keys a block, warps, stages of 128 rows in half precision.
-_PREFILL = {64: (64, 4, 3), 128: (64, 8, 3), 256: (64, 8, 2)}
-# Depth block (up to) -> keys a block, stages of few rows in half precision.
-_DECODE = {64: (64, 3), 128: (64, 3), 256: (32, 3)}
+Row = tuple[int, int, int]
+"""Keys a block, warps, stages."""
+
+# For (rows a block, depth block up to). From 64 rows on the products are wgmma's; below, the keys' bandwidth decides.
+_HALF: dict[tuple[int, int], Row] = {
+    (128, 64): (64, 4, 3),
+    (128, 128): (64, 8, 3),
+    (128, 256): (64, 8, 2),
+    (64, 64): (64, 4, 3),
+    (64, 128): (64, 4, 3),
+    (64, 256): (32, 4, 2),
+    (64, 512): (32, 8, 2),
+    (32, 128): (64, 4, 3),
+    (32, 256): (32, 4, 3),
+    (32, 512): (16, 4, 3),
+    (16, 128): (64, 4, 3),
+    (16, 256): (32, 4, 3),
+    (16, 1024): (16, 4, 3),
+}
+# No tensor cores in f32: every thread holds its operands in registers.
+_SINGLE: dict[tuple[int, int], Row] = {
+    (32, 64): (32, 4, 1),
+    (32, 256): (16, 8, 1),
+    (16, 64): (32, 4, 1),
+    (16, 128): (32, 8, 1),
+    (16, 1024): (16, 8, 1),
+}
 
 
 def default_tile(kernel: Kernel) -> dict[str, int]:
     """Block sizes, packing, splits, warps and stages."""
-    problem = read_problem(kernel)
-    block = next_power_of_two(max(problem.depth, problem.width, 16))
+    problem, cores = read_problem(kernel), kernel.target.cores
     pack = problem.shared if problem.rows <= FEW_ROWS else 1
-    rows = pack * problem.rows
-    m = max(16, min(next_power_of_two(rows), 128))
-    if problem.element == "f32":
-        # No tensor cores: every thread holds its operands in registers.
-        tile = {
-            "m": min(m, 32),
-            "n": 32 if block <= 128 else 16,
-            "warps": 4 if block <= 64 else 8,
-            "stages": 1,
-        }
-    elif m >= 64:
-        n, warps, stages = _row_of(_PREFILL, block)
-        tile = {"m": m, "n": n, "warps": warps if m == 128 else 4, "stages": stages}
-    else:
-        n, stages = _row_of(_DECODE, block)
-        tile = {"m": m, "n": n, "warps": 4, "stages": stages}
-    tile["n"] = max(16, min(tile["n"], next_power_of_two(problem.keys)))
-    programs = problem.batch * (problem.heads // pack) * -(-rows // tile["m"])
-    return {**tile, "pack": pack, "splits": choose_splits(problem, programs, kernel.target.cores)}
+    rows, groups = pack * problem.rows, problem.batch * problem.heads // pack
+    depth = next_power_of_two(max(problem.depth, problem.width, 16))
+    table = _SINGLE if problem.element == "f32" else _HALF
+
+    # The largest block of rows that leaves no core without a program, else the smallest that the rows fill.
+    fitting = sorted({m for m, limit in table if depth <= limit and (m == 16 or m < 2 * rows)}, reverse=True)
+    tensor_cores = [m for m in fitting if m >= 64] or fitting[:1] or [16]
+    m = next((m for m in tensor_cores if groups * -(-rows // m) >= cores), tensor_cores[-1])
+    n, warps, stages = table[
+        (m, min((limit for size, limit in table if size == m and depth <= limit), default=1024))
+    ]
+    n = max(16, min(n, next_power_of_two(problem.keys)))
+    splits = choose_splits(problem, groups, cores) if rows <= m else 1
+    return {"m": m, "n": n, "warps": warps, "stages": stages, "pack": pack, "splits": splits}
 
 
 def choose_splits(problem: Problem, programs: int, cores: int) -> int:
@@ -50,7 +67,3 @@ def choose_splits(problem: Problem, programs: int, cores: int) -> int:
     while splits < MOST_SPLITS and programs * splits < cores and keys >= 2 * splits * SPLIT_KEYS:
         splits *= 2
     return splits
-
-
-def _row_of(table: dict[int, tuple[int, ...]], block: int) -> tuple[int, ...]:
-    return table[next((limit for limit in table if block <= limit), max(table))]
