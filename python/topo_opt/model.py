@@ -4,13 +4,15 @@ The child is there because a model file comes from strangers and the native lowe
 names no code (`frontend.wire`). Weights stay where they are: the parent gets a description of them.
 """
 
+import functools
 import itertools
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from topo_opt.errors import InputError, Remark, UnsupportedError
+from topo_opt.errors import CompilerCrash, InputError, Remark, UnsupportedError
 from topo_opt.frontend import wire
 from topo_opt.frontend.isolate import Limits, run_isolated
 from topo_opt.frontend.signature import DimRecord, InputRecord, OutputRecord, Signature
@@ -23,6 +25,7 @@ Source = Any
 
 
 DEFAULT_LIMITS = Limits()
+_REPRODUCER_BYTES = 64 << 20
 
 
 @wire.record
@@ -70,7 +73,19 @@ def import_model(
         UntrustedError: a file with content that is not on the list.
         UnsupportedError, CompilerCrash: the model cannot be imported.
     """
-    return run_isolated(_import, dict(sources), dict(buckets or {}), trust, stage="import", limits=limits)
+    given = dict(sources), dict(buckets or {}), trust
+    write = functools.partial(_write_reproducer, given[0])
+    extern: dict[str, dict[str, str]] = {}
+    for find_extern in (_deadly_nodes, _all_nodes, None):
+        try:
+            return run_isolated(_import, *given, extern, stage="import", limits=limits, reproducer=write)
+        except CompilerCrash as crash:
+            if find_extern is None:
+                raise
+            extern = run_isolated(
+                find_extern, *given, crash.message, stage="probe", limits=limits, reproducer=write
+            )
+    raise AssertionError("the last attempt returns or raises")
 
 
 def torch_dialect(
@@ -85,15 +100,68 @@ def torch_dialect(
 
 
 def _import(
-    sources: Mapping[str, Source], buckets: Mapping[str, Sequence[int]], trust: bool
+    sources: Mapping[str, Source],
+    buckets: Mapping[str, Sequence[int]],
+    trust: bool,
+    extern: Mapping[str, Mapping[str, str]],
 ) -> ImportedModel:
     from topo_opt.frontend.ingest import ingest
 
     programs = _load(sources, trust)
-    ingested = ingest(programs, _combinations(programs, buckets))
+    ingested = ingest(programs, _combinations(programs, buckets), extra_externs=extern)
     variants = tuple(FunctionVariant(r.function, r.symbol, r.bucket, r.signature) for r in ingested.functions)
     aten, remarks = _aten_programs(programs, ingested)
     return ImportedModel(ingested.module, variants, aten, (*ingested.remarks, *remarks))
+
+
+def _deadly_nodes(
+    sources: Mapping[str, Source], buckets: Mapping[str, Sequence[int]], trust: bool, reason: str
+) -> dict[str, dict[str, str]]:
+    """Function -> node -> what happened, for the nodes whose lowering alone ends the process."""
+    from topo_opt.frontend.crash_probes import deadly_nodes
+    from topo_opt.frontend.fx_graph import normalize
+
+    programs = _load(sources, trust)
+    first = {function: (choices or [{}])[0] for function, choices in _combinations(programs, buckets).items()}
+    return {
+        function: deadly_nodes(normalize(program, first[function])) for function, program in programs.items()
+    }
+
+
+def _all_nodes(
+    sources: Mapping[str, Source], buckets: Mapping[str, Sequence[int]], trust: bool, reason: str
+) -> dict[str, dict[str, str]]:
+    """Every node that can be left to ATen, with the crash as the reason: for a crash that no node has alone."""
+    from topo_opt.frontend.externs import can_leave
+    from topo_opt.frontend.fx_graph import normalize
+
+    programs = _load(sources, trust)
+    first = {function: (choices or [{}])[0] for function, choices in _combinations(programs, buckets).items()}
+    graphs = {function: normalize(program, first[function]).graph for function, program in programs.items()}
+    return {
+        function: {
+            n.name: f"lowering the function crashes: {reason}"
+            for n in graph.nodes
+            if n.op == "call_function" and can_leave(n)
+        }
+        for function, graph in graphs.items()
+    }
+
+
+def _write_reproducer(sources: Mapping[str, Source], folder: Path) -> None:
+    """The models of a crash: small ones as they are, of large ones only where they were."""
+    import torch
+
+    for name, source in sources.items():
+        target = folder / f"{name}.pt2"
+        if not isinstance(source, str | Path):
+            nbytes = sum(value.nbytes for value in source.state_dict.values())
+            if nbytes <= _REPRODUCER_BYTES:
+                torch.export.save(source, target)
+        elif Path(source).stat().st_size <= _REPRODUCER_BYTES:
+            shutil.copyfile(source, target)
+        else:
+            (folder / f"{name}.txt").write_text(f"{Path(source).absolute()}\n")
 
 
 def _aten_programs(programs: Mapping[str, Any], ingested: Any) -> tuple[dict[str, str], list[Remark]]:
