@@ -19,6 +19,7 @@ import threading
 import types
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,8 @@ def load_function(source: str, file: str, name: str) -> Any:
 def load_module(source: str, file: str) -> dict[str, Any]:
     """Executes a checked kernel file and returns its names. `file` is only shown, the text is what was verified."""
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    namespace: dict[str, Any] = {"__name__": f"topo_opt_kernels.{file}", "__file__": file}
+    # Triton hashes and mangles the module's name: it may not depend on where the bundle lies.
+    namespace: dict[str, Any] = {"__name__": f"topo_opt_kernels.{Path(file).stem}", "__file__": file}
     exec(compile(source, file, "exec"), namespace)
     return namespace
 
