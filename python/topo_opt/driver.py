@@ -215,7 +215,7 @@ def compile(sources: Mapping[str, Source], options: Options, out: Path) -> Finis
 def _measure(compilation: Compilation) -> dict[str, Any]:
     """Registers, spills and shared memory of every kernel, where the target has such."""
     target = compilation.options.machine.primary.target
-    if target.backend != "cuda" or not compilation.sources:
+    if target.capability is None or not compilation.sources:
         return {}
     from topo_opt.codegen.resources import measure
 

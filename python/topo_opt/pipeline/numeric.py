@@ -5,7 +5,7 @@ and booleans exactly, NaN at the same places. Checking starts with the first sta
 can run (structured IR), so it may be switched on for pipelines that begin in the torch dialect.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -115,10 +115,8 @@ def _require_same(step: str, symbol: str, results: list[Tensor], expected: list[
             f"pass '{step}' changed the number of results of @{symbol}: {len(results)} != {len(expected)}"
         )
     for i, (result, before) in enumerate(zip(results, expected)):
-        describe: Callable[[str], str] = lambda text, i=i: (  # noqa: E731
-            f"pass '{step}' changed result {i} of @{symbol}: {' '.join(text.split())}"
-        )
         try:
-            torch.testing.assert_close(result, before, equal_nan=True, msg=describe)
+            torch.testing.assert_close(result, before, equal_nan=True)
         except AssertionError as error:
-            raise NumericMismatch(str(error)) from None
+            reason = " ".join(str(error).split())
+            raise NumericMismatch(f"pass '{step}' changed result {i} of @{symbol}: {reason}") from None
