@@ -11,6 +11,7 @@ import pytest
 import test_bundle
 import torch
 
+from topo_opt.codegen.plan import VariantRequest
 from topo_opt.errors import InputError, StrictError, TopoError
 from topo_opt.runtime import interpreter, load, pytree
 from topo_opt.runtime.interpreter import KernelError
@@ -275,3 +276,54 @@ def test_samples_agree_with_aten(program):
     for a, b in zip(ours, eager, strict=True):
         torch.testing.assert_close(a, b)
     assert samples.CACHE_KERNELS.keys() == program.plan.kernels.keys()
+
+
+MIXED_IR = """
+func.func private @k_add(%a: tensor<4xf32>, %b: tensor<4xf32>) -> tensor<4xf32>
+    attributes {topo.kernel = {family = "loops"}} { return %a : tensor<4xf32> }
+func.func private @aten.flip(tensor<2x2xi8>) -> tensor<2x2xi8> attributes {topo.aten = "aten.flip.default",
+    topo.call = "{\\"args\\": [{\\"operand\\": 0}, [0]], \\"kwargs\\": {}}", topo.dtypes = ["uint8", "uint8"], topo.reason = "a test"}
+func.func private @aten.sort(tensor<4xf32>) -> (tensor<4xf32>, tensor<4xi64>) attributes {topo.aten = "aten.sort.default",
+    topo.call = "{\\"args\\": [{\\"operand\\": 0}], \\"kwargs\\": {}}", topo.dtypes = ["float32", "float32", "int64"]}
+func.func @main(%x: tensor<4xf32> {topo.kind = "input", topo.name = "x", topo.dtype = "float32"},
+                %m: tensor<4xi8> {topo.kind = "input", topo.name = "m", topo.dtype = "uint8"})
+    -> (tensor<4xf32> {topo.kind = "mutation", topo.name = "x", topo.dtype = "float32"},
+        tensor<2x2xi8> {topo.kind = "output", topo.name = "0", topo.dtype = "uint8"},
+        tensor<4xi64> {topo.kind = "output", topo.name = "1", topo.dtype = "int64"},
+        tensor<4xf32> {topo.kind = "output", topo.name = "2", topo.dtype = "float32"},
+        tensor<4xi8> {topo.kind = "output", topo.name = "3", topo.dtype = "uint8"})
+    attributes {topo.function = "main", topo.bucket = {}} {
+  %b = tensor.expand_shape %m [[0, 1]] output_shape [2, 2] : tensor<4xi8> into tensor<2x2xi8>
+  %f = call @aten.flip(%b) : (tensor<2x2xi8>) -> tensor<2x2xi8>
+  %s, %i = call @aten.sort(%x) : (tensor<4xf32>) -> (tensor<4xf32>, tensor<4xi64>)
+  %n = call @k_add(%x, %s) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+  return %n, %f, %i, %x, %m : tensor<4xf32>, tensor<2x2xi8>, tensor<4xi64>, tensor<4xf32>, tensor<4xi8>
+}
+"""
+
+
+def test_aten_steps_mutated_inputs_unsigned_bytes_and_results_that_are_inputs(tmp_path):
+    kernels = {"k_add": samples.add_kernel("k_add", "fp32", 4)}
+    records = [
+        SimpleNamespace(kind="literal", name="flag", target="flag", value=True),
+        SimpleNamespace(kind="input", name="x", target="x", dtype="float32", shape=(4,), value=None),
+        SimpleNamespace(kind="input", name="unused", target="unused", dtype="bool", shape=(3,), value=None),
+        SimpleNamespace(kind="input", name="m", target="m", dtype="uint8", shape=(4,), value=None),
+    ]
+    results = [
+        SimpleNamespace(kind="mutation", target="x"),
+        SimpleNamespace(kind="literal", target="0", value=None),
+    ]
+    results += [SimpleNamespace(kind="output", target=str(i)) for i in range(4)]
+    built = samples.build(MIXED_IR, kernels, requests=[VariantRequest("main", "main", {}, records, results)])
+    folder = test_bundle.write_bundle(tmp_path / "b", built, {"k_add": kernels["k_add"].source})
+    program = load(folder, "cpu", strict=True)
+    x, m = torch.tensor([3.0, 1.0, 2.0, 0.0]), torch.tensor([1, 2, 3, 255], dtype=torch.uint8)
+    old = x.clone()
+    none, flipped, order, before, same = program(True, x, torch.ones(3, dtype=torch.bool), m)
+    assert none is None and flipped.tolist() == [[3, 255], [1, 2]] and flipped.dtype == torch.uint8
+    assert order.tolist() == [3, 1, 2, 0] and torch.equal(before, old)
+    assert x.tolist() == [3.0, 2.0, 4.0, 3.0], "the caller's tensor takes the new value"
+    assert torch.equal(same, m) and same.data_ptr() != m.data_ptr()
+    with pytest.raises(StrictError, match="flag is False, it was compiled for True"):
+        program(False, x, torch.ones(3, dtype=torch.bool), m)

@@ -96,7 +96,6 @@ def _compile(sources: Sequence[KernelSource], capability: int, workers: int) -> 
     workers = max(1, min(workers, len(sources)))
     shares = [list(range(w, len(sources), workers)) for w in range(workers)]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     running = []
     for share in shares:
         process = subprocess.Popen(
@@ -169,7 +168,7 @@ def _job(source: KernelSource) -> dict[str, object]:
         "source": source.source,
         "signature": signature,
         "constexprs": dict(source.constexprs),
-        "options": {"num_warps": source.num_warps, "num_stages": source.num_stages}
+        "options": {"num_warps": source.num_warps, "num_stages": source.num_stages, "enable_fp_fusion": True}
         | ({"launch_pdl": True} if source.pdl else {}),
     }
 

@@ -155,6 +155,16 @@ class CudaExecutor:
         ready.graph = graph
 
 
+def compile_options(kernel: Kernel) -> dict[str, Any]:
+    """What Triton is told: everything that decides the machine code is explicit, since defaults change with versions."""
+    options: dict[str, Any] = {
+        "num_warps": kernel.num_warps,
+        "num_stages": kernel.num_stages,
+        "enable_fp_fusion": True,
+    }
+    return options | ({"launch_pdl": True} if kernel.pdl else {})
+
+
 class _Launch:
     """One kernel launch with all arguments bound."""
 
@@ -167,10 +177,7 @@ class _Launch:
         if self.call is not None:
             return
         k = self.kernel
-        options: dict[str, Any] = {"num_warps": k.num_warps, "num_stages": k.num_stages}
-        if k.pdl:
-            options["launch_pdl"] = True
-        compiled = self.function.warmup(*self.arguments, grid=k.grid, **options)
+        compiled = self.function.warmup(*self.arguments, grid=k.grid, **compile_options(k))
         if hasattr(compiled, "result") and not hasattr(compiled, "metadata"):
             compiled = compiled.result()
         self.call = compiled[k.grid]
