@@ -9,6 +9,7 @@ from torch import nn
 
 from topo_opt.errors import InputError, UnsupportedError, UntrustedError
 from topo_opt.frontend.aten_export import Signature, call_template, export_aten
+from topo_opt.runtime import aten_ops
 from topo_opt.runtime.aten_program import AtenCall, AtenProgram, call_aten
 
 Dim = torch.export.Dim
@@ -253,6 +254,32 @@ def test_meta_device_run_gives_shapes_only():
     ep = torch.export.export(Fn(lambda x: x + torch.arange(4)), (X,), strict=False).run_decompositions({})
     program = AtenProgram(export_aten(ep.graph_module, ep.graph_signature))
     assert program.run([X.to("meta")])[0].device.type == "meta"
+
+
+@pytest.mark.parametrize("name", ["llama_cache_decode", "qwen3_moe", "whisper_decoder"])
+def test_models_equal_the_decomposed_program(name):
+    pytest.importorskip("transformers")
+    from model_zoo import ZOO
+
+    case = ZOO[name](torch.bfloat16)
+    ep = torch.export.export(case.module, case.args, case.kwargs, strict=False).run_decompositions({})
+    program = AtenProgram(json.loads(json.dumps(export_aten(ep.graph_module, ep.graph_signature))))
+    inputs = flat_inputs(program, ep, (case.args, case.kwargs))
+    results = program.run(inputs)
+    with torch.no_grad():
+        expected = leaves(ep.module()(*case.args, **case.kwargs))
+    assert_same([r for o, r in zip(program.outputs, results) if o.kind == "output"], expected)
+    assert_same(list(program.to_graph_module()(*inputs)), expected)
+
+
+def test_grouped_mm_without_transformers():
+    """A serving process runs the operator that transformers registers without having transformers."""
+    pytest.importorskip("transformers.integrations.moe")
+    name = "transformers.grouped_mm_fallback.default"
+    x, weight, ends = torch.randn(7, 4), torch.randn(3, 4, 5), torch.tensor([2, 2, 6])
+    registered = aten_ops.resolve(name)
+    assert isinstance(registered, torch._ops.OpOverload)
+    assert torch.equal(aten_ops._SUBSTITUTES[name](x, weight, ends), registered(x, weight, ends))
 
 
 # Single calls

@@ -61,6 +61,30 @@ def test_tied_weights_share_memory(tmp_path):
     assert state["a.bias"].data_ptr() != state["b.bias"].data_ptr()
 
 
+def test_buffers_are_not_views_of_one_storage(tmp_path):
+    """Two caches that shared a storage would be decomposed as views of one base, with other results."""
+
+    class Caches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("a", torch.zeros(2, 4))
+            self.register_buffer("b", torch.zeros(3, dtype=torch.bfloat16))
+
+        def forward(self, x):
+            self.a.index_copy_(0, torch.tensor([1]), x)
+            self.b.add_(1)
+            return self.a.sum() + self.b.sum()
+
+    torch.export.save(torch.export.export(Caches(), (torch.ones(1, 4),), strict=False), tmp_path / "m.pt2")
+    program = load_archive(tmp_path / "m.pt2")
+    state = program.state_dict
+    assert state["a"].untyped_storage().data_ptr() != state["b"].untyped_storage().data_ptr()
+    targets = [spec.target for spec in program.run_decompositions({}).graph_signature.output_specs]
+    assert targets == ["a", "b", None]
+    state["b"].add_(1)
+    assert torch.equal(load_archive(tmp_path / "m.pt2").state_dict["b"], torch.zeros(3, dtype=torch.bfloat16))
+
+
 def test_meta_weights(tmp_path):
     with torch.device("meta"):
         module, x = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 5)), torch.ones(1, 3)

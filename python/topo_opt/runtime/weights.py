@@ -7,7 +7,7 @@ or nowhere (a model exported without data). Nothing is unpickled, and no range l
 import hashlib
 import json
 import math
-import os
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +101,7 @@ class Weights(Mapping[str, torch.Tensor]):
     ):
         self._folder, self._files, self.ranges = folder, files, dict(ranges)
         self._moved = moved
-        self._storages: dict[int, torch.Tensor] = {}
+        self._maps: dict[int, mmap.mmap] = {}
         self._regions: dict[tuple[int, int, int, str], torch.Tensor] = {}
 
     @classmethod
@@ -148,25 +148,30 @@ class Weights(Mapping[str, torch.Tensor]):
         if entry.file is None:
             return torch.empty(entry.shape, dtype=dtype)
         region = self._region(entry.file, entry.offset, entry.nbytes, dtype)
-        # as_strided counts from the beginning of the storage, which is the whole file.
-        return region.as_strided(entry.shape, entry.strides, region.storage_offset() + entry.storage_offset)
+        return region.as_strided(entry.shape, entry.strides, entry.storage_offset)
 
     def _region(self, file: int, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
-        """The flat tensor over a byte range; the same range gives the same memory."""
+        """The flat tensor over a byte range; the same range gives the same memory.
+
+        Each range is a storage of its own: torch takes tensors of one storage for views of each other, and a model whose
+        mutated buffers are views of one base compiles to something else.
+        """
         key = (file, offset, nbytes, str(dtype))
         if key not in self._regions:
-            raw = self._mapped(file)[offset : offset + nbytes]
+            if nbytes == 0:
+                return torch.empty(0, dtype=dtype)
+            raw = torch.frombuffer(self._mapped(file), dtype=torch.uint8, count=nbytes, offset=offset)
             if dtype == torch.bool:
                 self._regions[key] = raw != 0  # a byte other than 0 and 1 is no valid bool
             else:
-                aligned = raw if offset % max(dtype.itemsize, 1) == 0 else raw.clone()
+                aligned = raw if offset % dtype.itemsize == 0 else raw.clone()
                 self._regions[key] = aligned.view(dtype)
         return self._regions[key]
 
-    def _mapped(self, number: int) -> torch.Tensor:
-        if number not in self._storages:
-            self._storages[number] = _map(self._locate(self._files[number]))
-        return self._storages[number]
+    def _mapped(self, number: int) -> mmap.mmap:
+        if number not in self._maps:
+            self._maps[number] = _map(self._locate(self._files[number]))
+        return self._maps[number]
 
     def _locate(self, file: WeightFile) -> Path:
         """The path of a weight file that is there, has its size, and is the one that was compiled from."""
@@ -227,15 +232,13 @@ def _absent(entry: TensorRange) -> bool:
     return entry.file is None and math.prod(entry.shape) > 0
 
 
-def _map(path: Path) -> torch.Tensor:
-    size = path.stat().st_size
-    if size == 0:
-        return torch.empty(0, dtype=torch.uint8)
+def _map(path: Path) -> mmap.mmap:
+    """A private mapping: pages are read when they are touched, and writing to them leaves the file as it is."""
     try:
-        storage = torch.UntypedStorage.from_file(os.fspath(path), False, size)
-    except RuntimeError as exc:
-        raise InputError(f"the weight file {path} cannot be mapped: {str(exc).splitlines()[0]}") from None
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))  # type: ignore[call-overload]
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError) as exc:
+        raise InputError(f"the weight file {path} cannot be mapped: {exc}") from None
 
 
 def _read_table(path: Path) -> tuple[list[WeightFile], dict[str, TensorRange]]:
