@@ -208,6 +208,15 @@ def _show_kernels(plan: Plan, arguments: argparse.Namespace) -> None:
         "pdl",
     )
     show(f"{len(rows)} kernels, {sum(launches.values())} launches", columns, rows)
+    names = {v.symbol for _, v in selected}
+    copies = [c for c in plan.meta.get("copies") or [] if isinstance(c, dict) and c.get("function") in names]
+    if copies:
+        fields = ("function", "kernel", "tensor", "reason")
+        show(
+            "copied because it can't be rewritten in place",
+            fields,
+            [[str(c.get(f)) for f in fields] for c in copies],
+        )
     memory = [[v.symbol, _bucket(v), v.arena_bytes, v.naive_bytes] for _, v in selected]
     show("memory for temporaries, bytes", ("variant", "bucket", "arena", "without reuse"), memory)
 

@@ -71,6 +71,8 @@ class KernelSource:
             found.append(f"grid {self.grid} is over CUDA's limits (2147483647, 65535, 65535)")
         if self.num_warps not in (1, 2, 4, 8, 16, 32):
             found.append(f"num_warps is {self.num_warps}, not a power of two up to 32")
+        if self.pdl and "gdc_wait()" not in self.source:
+            found.append("it is launched dependently but never waits for the kernel before it")
         for p in self.params:
             if p.kind not in PARAM_KINDS:
                 found.append(f"parameter {p.name} has kind {p.kind!r}, not one of {', '.join(PARAM_KINDS)}")

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from topo_opt.codegen import dense
 from topo_opt.codegen.kernel_source import KernelSource, Param
 from topo_opt.codegen.memory_plan import Lifetime, place
 from topo_opt.codegen.plan_graph import Node, PlanGraph, contiguous_strides, read_plan_function
-from topo_opt.codegen.plan_inplace import InplaceDecision, share_storage
+from topo_opt.codegen.plan_inplace import AvoidedRewrite, share_storage
 from topo_opt.errors import CompilerCrash, InputError
 from topo_opt.runtime import plan as rt
 from topo_opt.runtime.dtypes import from_triton_name
@@ -48,7 +49,7 @@ class BuiltPlan:
 
     plan: rt.Plan
     constants: dict[str, np.ndarray]
-    copies: dict[str, list[InplaceDecision]]
+    copies: dict[str, list[AvoidedRewrite]]
 
 
 def build_plan(
@@ -92,7 +93,12 @@ def build_plan(
             copies[request.symbol] = planner.sharing.copies
         functions[request.function] = rt.Function(variants, known.in_tree, known.out_tree, reason)
     kernels = {s: _kernel(s, sources[s], (resources or {}).get(s)) for s in sorted(used)}
-    plan = rt.Plan(rt.SCHEMA, kernels, functions, dict(meta or {}))
+    avoided = [
+        {"function": symbol, "kernel": c.kernel, "tensor": f"{c.dtype}{list(c.shape)}", "reason": c.reason}
+        for symbol, found in copies.items()
+        for c in found
+    ]
+    plan = rt.Plan(rt.SCHEMA, kernels, functions, dict(meta or {}) | {"copies": avoided})
     rt.check(plan)
     return BuiltPlan(plan, constants, copies)
 
@@ -203,11 +209,7 @@ class _VariantPlanner:
         if splat is not None:
             return rt.Buffer("constant", dtype, shape, splat=splat)
         packed = np.ascontiguousarray(data)
-        for name, known in self.constants.items():
-            same = known.dtype == packed.dtype and known.shape == packed.shape
-            if same and name.startswith(dtype) and known.tobytes() == packed.tobytes():
-                return rt.Buffer("constant", dtype, shape, data=name)
-        name = f"{dtype}_{len(self.constants)}"
+        name = f"{dtype}_{hashlib.sha256(packed.tobytes()).hexdigest()[:16]}"
         self.constants[name] = packed
         return rt.Buffer("constant", dtype, shape, data=name)
 

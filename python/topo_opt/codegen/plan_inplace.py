@@ -19,11 +19,12 @@ from topo_opt.codegen.plan_graph import Node, PlanGraph
 
 
 @dataclass(frozen=True)
-class InplaceDecision:
-    """A rewrite that could not be done in place; `reason` for the report, `nbytes`-sized copies cost time."""
+class AvoidedRewrite:
+    """A rewrite that could not be done in place, so a tensor of `dtype` and `shape` is copied first."""
 
     kernel: str
-    value: int
+    dtype: str
+    shape: tuple[int, ...]
     reason: str
 
 
@@ -33,7 +34,7 @@ class Sharing:
 
     storage: dict[int, int]
     order: list[Node]
-    copies: list[InplaceDecision]
+    copies: list[AvoidedRewrite]
 
 
 def share_storage(graph: PlanGraph) -> Sharing:
@@ -46,7 +47,7 @@ class _Sharer:
         self.graph = graph
         self.storage: dict[int, int] = {}
         self.overwritten: set[int] = set()
-        self.copies: list[InplaceDecision] = []
+        self.copies: list[AvoidedRewrite] = []
         self.successors: dict[int, set[int]] = defaultdict(set)
         self.nodes: list[Node] = []
         self.producer: dict[int, int] = {}
@@ -103,8 +104,8 @@ class _Sharer:
             self.overwritten.add(old)
             self.storage[self.root(new)] = self.memory(old)
             return
-        self.copies.append(InplaceDecision(node.kernel, old_value, reason))
         value = self.graph.values[old_value]
+        self.copies.append(AvoidedRewrite(node.kernel, value.dtype, value.shape, reason))
         fresh = self.graph.new_value(value.dtype, value.shape)
         copy = Node("copy", [old_value], [fresh.index])
         node.inputs[argument] = fresh.index

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -368,10 +368,14 @@ def load(
 def _fetcher(bundle: Bundle, weights: Mapping[str, torch.Tensor] | str | Path | None) -> Fetch:
     """Where tensors come from: a mapping of the caller comes first, then the bundle's own file or reference."""
     given = weights if isinstance(weights, Mapping) else {}
-    stored = Weights.open(bundle.path, source=None if isinstance(weights, Mapping) else weights)
+
+    @cache
+    def stored() -> Any:
+        # Opened at the first name that is not given: a bundle may refer to an archive that is not there any more.
+        return Weights.open(bundle.path, source=None if isinstance(weights, Mapping) else weights)
 
     def fetch(name: str) -> torch.Tensor | None:
         value = given.get(name)
-        return value.detach() if value is not None else stored.fetch(name)
+        return value.detach() if value is not None else stored().fetch(name)
 
     return fetch
