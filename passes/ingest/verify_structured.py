@@ -55,12 +55,18 @@ class VerifyStructured(Pass):
         """
         checked: dict[ir.Type, str | None] = {}
 
+        faults: list[tuple[ir.Operation, str]] = []
+
         def check(op: ir.Operation) -> ir.WalkResult:
             if sentence := _fault(op, checked):
-                fail(op, sentence)
+                faults.append((op, sentence))
+                return ir.WalkResult.INTERRUPT
             return ir.WalkResult.ADVANCE
 
+        # An exception in the callback would reach us as a RuntimeError with nothing but its text.
         module.operation.walk(check)
+        if faults:
+            fail(*faults[0])
 
 
 def _fault(op: ir.Operation, checked: dict[ir.Type, str | None]) -> str | None:

@@ -17,7 +17,7 @@ from topo_opt.frontend.externs import known_reason
 from topo_opt.frontend.fx_graph import FxProgram
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
 from topo_opt.frontend.index_updates import index_copy, index_put, updates_rows
-from topo_opt.frontend.precision import computes_in_f32, narrow_results, widen_arguments
+from topo_opt.frontend.precision import adapt_arguments, adapts, narrow_results
 from topo_opt.frontend.rewrites import REWRITES
 from topo_opt.frontend.signature import dtype_name
 from topo_opt.frontend.topo_ops import aten_call
@@ -76,12 +76,12 @@ def _lower(b: GraphBuilder, node: fx.Node, env: Mapping[fx.Node, Argument]) -> A
         rule = index_put
     if rule is not None:
         return narrow_results(b, rule(b, *args, **kwargs), expected)
-    rewrite, wide = REWRITES.get(target), computes_in_f32(node)
-    if wide:
-        args, kwargs = widen_arguments(b, node, args, kwargs)
+    rewrite, adapted = REWRITES.get(target), adapts(node)
+    if adapted:
+        args, kwargs = adapt_arguments(b, node, args, kwargs)
     if rewrite is not None and (result := rewrite(b, *args, **kwargs)) is not None:
         return narrow_results(b, result, expected)
-    if wide:
+    if adapted:
         return narrow_results(b, b.emit(target, *args, **kwargs), expected)
     return b.call(target, args, kwargs, expected, node.name)
 

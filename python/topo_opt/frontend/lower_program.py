@@ -24,6 +24,8 @@ INGEST_PASSES = ("topo-raise-named-ops", "topo-lower-torch", "topo-verify-struct
 # Each round leaves at least one more kind of op to ATen; a program with more kinds that fail is left whole.
 _MAX_ROUNDS = 40
 
+_REFUSED = "torch-mlir refused it: "
+
 OnStage = Callable[[str, str], None] | None
 
 
@@ -69,7 +71,7 @@ def lower_program(
             break
         extern.update(more)
     line = next((source_line(n) for n in program.graph.nodes if n.name == refusal.node), None)
-    return Lowered(None, (Remark("left-to-aten", symbol, f"torch-mlir refused: {refusal.reason}", line),))
+    return Lowered(None, (Remark("left-to-aten", symbol, _REFUSED + f"{refusal.reason}", line),))
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ def _attempt(
 
 def _sentence(message: str) -> str:
     """The diagnostic without the op it was about, which MLIR prints after a colon."""
-    return message.splitlines()[0].partition(": %")[0].partition(': "')[0].strip().rstrip(":")
+    first = message.splitlines()[0].partition(": %")[0].partition(': "')[0].strip().rstrip(":")
+    return "it has no lowering for it" if first.startswith("failed to legalize operation") else first
 
 
 def _blamed(
@@ -119,7 +122,7 @@ def _blamed(
     culprit = nodes.get(refusal.node or "")
     if culprit is not None and culprit.name not in extern and can_leave(culprit):
         kind = _kind(culprit)
-        reason = f"torch-mlir refused: {refusal.reason}"
+        reason = _REFUSED + f"{refusal.reason}"
         return {n.name: reason for n in nodes.values() if _kind(n) == kind}
     found: dict[str, str] = {}
     verdicts: dict[Any, Refusal | None] = {}
@@ -131,7 +134,7 @@ def _blamed(
             outcome = _attempt(context, single(program, node), "probe", {}, {})
             verdicts[kind] = outcome if isinstance(outcome, Refusal) else None
         if verdict := verdicts[kind]:
-            found[node.name] = f"torch-mlir refused: {verdict.reason}"
+            found[node.name] = _REFUSED + f"{verdict.reason}"
     return found
 
 

@@ -1,8 +1,9 @@
-"""Eager's internal precision for half tensors made explicit.
+"""Eager's promotion of operands and its internal precision, made explicit.
 
-Eager computes an f16 or bf16 op in f32 and rounds once, at its end. So a compute op gets its half tensors cast to f32, works in
-f32, and its result is narrowed by `topo::demote`, which is no rounding that a consumer in the same kernel must see. Ops that only
-move data, compare, or make tensors stay as they are: they round nothing.
+Operands of different types are cast to the type eager computes in. Eager computes an f16 or bf16 op in f32 and rounds once, at
+its end: a compute op gets its half tensors cast to f32, works in f32, and its result is narrowed by `topo::demote`, which is no
+rounding that a consumer in the same kernel must see. Bytes are computed in int32, because integers of the IR have no sign and
+torch-mlir takes uint8 as signed and refuses or crashes on some byte arithmetic. Ops that only move data or make tensors stay as they are.
 """
 
 from typing import Any
@@ -10,15 +11,24 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
 from topo_opt.frontend.topo_ops import DEMOTE
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
+WIDE = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.uint8: torch.int32,
+    torch.int8: torch.int32,
+}
 
-# Names of overload packets whose results are copies, comparisons or constants.
-_ROUNDS_NOTHING = frozenset(
+_BYTES = {torch.uint8, torch.int8}
+
+# Names of overload packets whose results are copies of operands or constants, with no operand promoted.
+_MOVES = frozenset(
     [
         "_conj",
         "_local_scalar_dense",
@@ -30,12 +40,8 @@ _ROUNDS_NOTHING = frozenset(
         "alias",
         "as_strided",
         "as_strided_scatter",
-        "bitwise_and",
-        "bitwise_not",
-        "bitwise_or",
-        "bitwise_xor",
         "broadcast_to",
-        "cat",
+        "channel_shuffle",
         "chunk",
         "clone",
         "complex",
@@ -47,11 +53,11 @@ _ROUNDS_NOTHING = frozenset(
         "diag_embed",
         "diagonal",
         "diagonal_scatter",
+        "embedding",
         "empty",
         "empty_like",
         "empty_permuted",
         "empty_strided",
-        "eq",
         "expand",
         "expand_as",
         "eye",
@@ -61,25 +67,13 @@ _ROUNDS_NOTHING = frozenset(
         "full",
         "full_like",
         "gather",
-        "ge",
-        "gt",
+        "imag",
         "index",
         "index_copy",
         "index_fill",
         "index_select",
-        "isfinite",
-        "isinf",
-        "isnan",
-        "isneginf",
-        "isposinf",
-        "le",
         "lift_fresh",
         "lift_fresh_copy",
-        "logical_and",
-        "logical_not",
-        "logical_or",
-        "logical_xor",
-        "lt",
         "masked_fill",
         "masked_scatter",
         "masked_select",
@@ -87,7 +81,6 @@ _ROUNDS_NOTHING = frozenset(
         "movedim",
         "narrow",
         "narrow_copy",
-        "ne",
         "new_empty",
         "new_empty_strided",
         "new_full",
@@ -100,7 +93,6 @@ _ROUNDS_NOTHING = frozenset(
         "pixel_shuffle",
         "pixel_unshuffle",
         "real",
-        "imag",
         "reflection_pad1d",
         "reflection_pad2d",
         "reflection_pad3d",
@@ -122,7 +114,6 @@ _ROUNDS_NOTHING = frozenset(
         "split_with_sizes",
         "split_with_sizes_copy",
         "squeeze",
-        "stack",
         "t",
         "tile",
         "transpose",
@@ -135,97 +126,158 @@ _ROUNDS_NOTHING = frozenset(
         "view_as_complex",
         "view_as_real",
         "view_copy",
-        "where",
         "zero",
         "zeros",
         "zeros_like",
-        "channel_shuffle",
-        "embedding",
     ]
 )
-# These move data unless an argument makes them add.
+# These move data unless an argument makes them combine it.
 _MOVES_UNLESS = {
-    "index_put": lambda args, kwargs: args[3] if len(args) > 3 else kwargs.get("accumulate", False),
-    "scatter": lambda args, kwargs: "reduce" in kwargs or len(args) > 4,
+    "index_put": lambda node: node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False),
+    "scatter": lambda node: "reduce" in node.kwargs or len(node.args) > 4,
 }
+# These promote their operands but round nothing: halves of one type stay.
+_SELECTS = frozenset(
+    [
+        "cat",
+        "eq",
+        "fmax",
+        "fmin",
+        "ge",
+        "gt",
+        "isfinite",
+        "isinf",
+        "isnan",
+        "le",
+        "lt",
+        "ne",
+        "stack",
+        "where",
+    ]
+)
+_SELECTS |= frozenset(
+    [
+        "bitwise_and",
+        "bitwise_not",
+        "bitwise_or",
+        "bitwise_xor",
+        "logical_and",
+        "logical_not",
+        "logical_or",
+        "logical_xor",
+    ]
+)
+# Positions of operands that have no part in the promotion.
+_APART = {"where": (0,)}
+_PROMOTING_LISTS = ("cat", "stack")
 
 
-def computes_in_f32(node: fx.Node) -> bool:
-    """Whether eager computes this node in f32 and rounds its result to f16 or bf16, or reads halves to compute."""
-    target = node.target
-    if not isinstance(target, OpOverload):
+def adapts(node: fx.Node) -> bool:
+    """Whether operands of this node must be cast before it is lowered."""
+    if moves(node):
         return False
-    name = target._schema.name.split("::")[1]
-    if name in _ROUNDS_NOTHING:
-        return False
-    if name in _MOVES_UNLESS and not _MOVES_UNLESS[name](node.args, node.kwargs):
-        return False
-    return any(value.dtype in HALF for value in _tensors(node))
+    dtypes = [v.dtype for v in _operands(node)]
+    if _name(node) in _SELECTS:
+        return len(set(dtypes)) > 1 or bool(_BYTES & set(dtypes))
+    mixed = len(set(dtypes)) > 1 and _promotes(node)
+    return mixed or any(v.dtype in WIDE for v in (*_operands(node), *_results(node)))
 
 
-def _tensors(node: fx.Node) -> list[torch.Tensor]:
-    values = [n.meta["val"] for n in node.all_input_nodes]
-    results = node.meta["val"]
-    values += results if isinstance(results, list | tuple) else [results]
-    return [v for v in values if isinstance(v, torch.Tensor)]
+def moves(node: fx.Node) -> bool:
+    """Whether the node only moves data or makes a constant."""
+    name = _name(node)
+    return name in _MOVES or (name in _MOVES_UNLESS and not _MOVES_UNLESS[name](node))
 
 
-def widen_arguments(
+def adapt_arguments(
     b: GraphBuilder, node: fx.Node, args: tuple[Argument, ...], kwargs: dict[str, Argument]
 ) -> tuple[tuple[Argument, ...], dict[str, Argument]]:
-    """The arguments with halves cast to f32, and a half `dtype` argument or `half_to_float` adapted to that."""
+    """The arguments promoted and widened, and a half `dtype` argument or `half_to_float` adapted to that."""
     target = node.target
     assert isinstance(target, OpOverload)
-    mixes = torch.Tag.pointwise in target.tags
-    narrow = next((v.dtype for v in _tensors(node)[::-1] if v.dtype in HALF), None)
+    common = _common_dtype(node)
+    keeps_half = _name(node) in _SELECTS
 
-    def widen(argument: fx.Node) -> Argument:
+    def adapt(argument: fx.Node) -> Argument:
         value = argument.meta["val"]
-        if value.dtype in HALF:
-            return b.emit(aten._to_copy.default, argument, dtype=torch.float32)
-        if mixes and value.dim() and not value.dtype.is_floating_point and not value.dtype.is_complex:
-            return _through_half(b, argument, node, narrow)
+        # A tensor without dims does not decide the type, and eager does not round it to half either.
+        promoted = value.dtype if common is None or (value.dim() == 0 and common in HALF) else common
+        dtype = promoted if keeps_half and promoted in HALF else WIDE.get(promoted, promoted)
+        if common in HALF and value.dim() == 0 and not keeps_half:
+            dtype = torch.float32
+        if promoted != value.dtype and promoted in HALF and dtype not in HALF:
+            argument = b.emit(aten._to_copy.default, argument, dtype=promoted)
+        if argument.meta["val"].dtype != dtype:
+            argument = b.emit(aten._to_copy.default, argument, dtype=dtype)
         return argument
 
-    args, kwargs = fx.map_arg((tuple(args), dict(kwargs)), widen)
-    arguments = list(args)
+    apart = _APART.get(_name(node), ())
+    arguments = [a if i in apart else fx.map_arg(a, adapt) for i, a in enumerate(args)]
+    keywords = {key: fx.map_arg(a, adapt) for key, a in kwargs.items()}
+    wraps = common == torch.uint8
     for position, parameter in enumerate(target._schema.arguments):
-        adapted = _ADAPTED.get(parameter.name)
+        adapted = _wrapped if wraps and parameter.name == "other" else _ADAPTED.get(parameter.name)
         if adapted is None:
             continue
         if position < len(arguments):
             arguments[position] = adapted(arguments[position])
-        elif parameter.name in kwargs:
-            kwargs[parameter.name] = adapted(kwargs[parameter.name])
-    return tuple(arguments), kwargs
+        elif parameter.name in keywords:
+            keywords[parameter.name] = adapted(keywords[parameter.name])
+    return tuple(arguments), keywords
 
 
 _ADAPTED = {
-    "dtype": lambda dtype: torch.float32 if dtype in HALF else dtype,
+    "dtype": lambda dtype: WIDE.get(dtype, dtype),
     "half_to_float": lambda _: False,  # the input is f32 already
 }
 
 
-def _through_half(b: GraphBuilder, argument: fx.Node, node: fx.Node, narrow: torch.dtype | None) -> Argument:
-    """An integer operand mixed with halves: eager rounds it to the common half type before it computes."""
-    result = node.meta["val"]
-    if (
-        argument.meta["val"].dtype == torch.bool
-        or not isinstance(result, torch.Tensor)
-        or result.dtype != narrow
-    ):
-        return argument
-    half = b.emit(aten._to_copy.default, argument, dtype=narrow)
-    return b.emit(aten._to_copy.default, half, dtype=torch.float32)
+def _wrapped(number: Argument) -> Argument:
+    """A whole number as eager makes it a byte."""
+    return number % 256 if type(number) is int else number
+
+
+def _common_dtype(node: fx.Node) -> torch.dtype | None:
+    """The type eager promotes the tensor operands to, or None when the op does not promote."""
+    operands = _operands(node)
+    if not _promotes(node) or not operands:
+        return None
+    kind = ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH
+    return elementwise_dtypes(*operands, type_promotion_kind=kind)[1]
+
+
+def _promotes(node: fx.Node) -> bool:
+    target = node.target
+    assert isinstance(target, OpOverload)
+    return torch.Tag.pointwise in target.tags or _name(node) in _PROMOTING_LISTS
+
+
+def _name(node: fx.Node) -> str:
+    target = node.target
+    return target._schema.name.partition("::")[2] if isinstance(target, OpOverload) else ""
+
+
+def _operands(node: fx.Node) -> list[torch.Tensor]:
+    """The tensors of the node that take part in promotion."""
+    apart = _APART.get(_name(node), ())
+    found: list[fx.Node] = []
+    fx.map_arg([a for i, a in enumerate(node.args) if i not in apart], found.append)
+    fx.map_arg(dict(node.kwargs), found.append)
+    return [n.meta["val"] for n in found if isinstance(n.meta["val"], torch.Tensor)]
+
+
+def _results(node: fx.Node) -> list[torch.Tensor]:
+    value = node.meta["val"]
+    return [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, torch.Tensor)]
 
 
 def narrow_results(b: GraphBuilder, result: Argument, expected: Any) -> Argument:
-    """`result` with f32 tensors narrowed to f16 or bf16 where `expected`, the fake result of the node, is of that type."""
+    """`result` cast to the types of `expected`, the fake result of the node: f32 to half by `topo::demote`."""
     if isinstance(expected, list | tuple):
         return [narrow_results(b, r, e) for r, e in zip(result, expected, strict=True)]
     if not isinstance(expected, torch.Tensor) or result.meta["val"].dtype == expected.dtype:
         return result
-    if expected.dtype not in HALF:
+    if expected.dtype not in HALF or result.meta["val"].dtype != torch.float32:
         return b.emit(aten._to_copy.default, result, dtype=expected.dtype)
     with b.mode:
         value = torch.empty_like(result.meta["val"], dtype=expected.dtype)

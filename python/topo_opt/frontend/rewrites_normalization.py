@@ -1,0 +1,70 @@
+"""Softmax and batch normalization in the form that fuses best."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from topo_opt.frontend.graph_builder import GraphBuilder
+
+aten = torch.ops.aten
+
+
+def _shifted(b: GraphBuilder, x: fx.Node, dim: int, dtype: Any) -> fx.Node | None:
+    """`x` minus its maximum along `dim`; None when there is nothing to reduce or it is not of a float type."""
+    if isinstance(dtype, torch.dtype) and x.meta["val"].dtype != dtype:
+        x = b.emit(aten._to_copy.default, x, dtype=dtype)
+    value = x.meta["val"]
+    if 0 in value.shape or value.dim() == 0 or not value.dtype.is_floating_point:
+        return None
+    return b.emit(aten.sub.Tensor, x, b.emit(aten.amax.default, x, [dim], True))
+
+
+def _softmax(b: GraphBuilder, x: fx.Node, dim: int, dtype: Any = None) -> fx.Node | None:
+    """Without the argmax that torch-mlir computes along with the maximum."""
+    if (shifted := _shifted(b, x, dim, dtype)) is None:
+        return None
+    powers = b.emit(aten.exp.default, shifted)
+    return b.emit(aten.div.Tensor, powers, b.emit(aten.sum.dim_IntList, powers, [dim], True))
+
+
+def _log_softmax(b: GraphBuilder, x: fx.Node, dim: int, dtype: Any = None) -> fx.Node | None:
+    if (shifted := _shifted(b, x, dim, dtype)) is None:
+        return None
+    total = b.emit(aten.sum.dim_IntList, b.emit(aten.exp.default, shifted), [dim], True)
+    return b.emit(aten.sub.Tensor, shifted, b.emit(aten.log.default, total))
+
+
+def _batch_norm(
+    b: GraphBuilder,
+    x: fx.Node,
+    weight: fx.Node | None,
+    bias: fx.Node | None,
+    mean: fx.Node,
+    variance: fx.Node,
+    momentum: float,
+    epsilon: float,
+) -> list[fx.Node]:
+    """Inference: one factor and one term per channel, as eager does it. The saved statistics are empty."""
+    factor = b.emit(aten.rsqrt.default, b.emit(aten.add.Scalar, variance, epsilon))
+    if weight is not None:
+        factor = b.emit(aten.mul.Tensor, factor, weight)
+    term = b.emit(aten.neg.default, b.emit(aten.mul.Tensor, mean, factor))
+    if bias is not None:
+        term = b.emit(aten.add.Tensor, term, bias)
+    value = x.meta["val"]
+    channels = [1, value.shape[1], *[1] * (value.dim() - 2)]
+    factor, term = (b.emit(aten.view.default, v, channels) for v in (factor, term))
+    result = b.emit(aten.add.Tensor, b.emit(aten.mul.Tensor, x, factor), term)
+    empty = b.emit(aten.full.default, [0], 0.0, dtype=factor.meta["val"].dtype, device=value.device)
+    return [result, empty, empty]
+
+
+NORMALIZATION: dict[Any, Callable[..., Any]] = {
+    aten.softmax.int: _softmax,
+    aten._softmax.default: _softmax,
+    aten.log_softmax.int: _log_softmax,
+    aten._log_softmax.default: _log_softmax,
+    aten._native_batch_norm_legit_no_training.default: _batch_norm,
+}

@@ -1,0 +1,114 @@
+"""Pointwise ops and constants."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from topo_opt.frontend.graph_builder import Argument, GraphBuilder
+
+aten = torch.ops.aten
+_LARGEST_POWER = 64
+
+
+def _is_finite(b: GraphBuilder, x: fx.Node) -> fx.Node | None:
+    if not x.meta["val"].dtype.is_floating_point:
+        return None
+    return b.emit(aten.lt.Scalar, b.emit(aten.abs.default, x), math.inf)
+
+
+def _integer_power(b: GraphBuilder, x: fx.Node, exponent: Argument) -> fx.Node | None:
+    """Whole powers of integers by repeated squaring, which wraps as eager does."""
+    dtype = x.meta["val"].dtype
+    whole = isinstance(exponent, int) and 0 <= exponent <= _LARGEST_POWER
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool or not whole:
+        return None
+    result, square = None, x
+    while exponent:
+        if exponent & 1:
+            result = square if result is None else b.emit(aten.mul.Tensor, result, square)
+        exponent >>= 1
+        if exponent:
+            square = b.emit(aten.mul.Tensor, square, square)
+    return b.emit(aten.full_like.default, x, 1) if result is None else result
+
+
+def _reciprocal(b: GraphBuilder, x: fx.Node) -> fx.Node | None:
+    """Without the check for zeros that torch-mlir puts into it."""
+    if not x.meta["val"].dtype.is_floating_point:
+        x = b.emit(aten._to_copy.default, x, dtype=torch.get_default_dtype())
+    return b.emit(aten.div.Tensor, b.emit(aten.full_like.default, x, 1.0), x)
+
+
+def _clamp(b: GraphBuilder, x: fx.Node, low: Argument = None, high: Argument = None) -> fx.Node:
+    """NaN stays NaN, and `high` wins over `low`, as in eager. Bounds are numbers or tensors."""
+    bounds = [v for v in (low, high) if v is not None]
+    dtype = x.meta["val"].dtype
+    if not dtype.is_floating_point and any(isinstance(v, float) for v in bounds):
+        x = b.emit(aten._to_copy.default, x, dtype=torch.get_default_dtype())
+    for bound, number_beyond, tensor_beyond in (
+        (low, aten.lt.Scalar, aten.lt.Tensor),
+        (high, aten.gt.Scalar, aten.gt.Tensor),
+    ):
+        if isinstance(bound, fx.Node):
+            # A bound that is NaN makes the result NaN.
+            beyond = b.emit(
+                aten.logical_or.default, b.emit(tensor_beyond, x, bound), b.emit(aten.ne.Tensor, bound, bound)
+            )
+            x = b.emit(aten.where.self, beyond, bound, x)
+        elif bound is not None:
+            x = b.emit(
+                aten.where.self, b.emit(number_beyond, x, bound), b.emit(aten.full_like.default, x, bound), x
+            )
+    return x
+
+
+def _hardtanh(b: GraphBuilder, x: fx.Node, low: float = -1.0, high: float = 1.0) -> fx.Node:
+    return _clamp(b, x, low, high)
+
+
+def _to_copy(b: GraphBuilder, x: fx.Node, **options: Any) -> fx.Node | None:
+    """Floats become small integers by way of int32, as eager's conversion does; straight, values out of range have no meaning."""
+    source, dtype = x.meta["val"].dtype, options.get("dtype")
+    if not source.is_floating_point or dtype not in (torch.int8, torch.uint8, torch.int16):
+        return None
+    return b.emit(aten._to_copy.default, b.emit(aten._to_copy.default, x, dtype=torch.int32), dtype=dtype)
+
+
+def _zeros_for_empty(size_from: Callable[..., Any]) -> Callable[..., Any]:
+    """Memory that was never written reads as zero: a result must not depend on what was there before."""
+
+    def rule(b: GraphBuilder, *args: Argument, **options: Any) -> fx.Node:
+        size, like = size_from(*args)
+        dtype = options.get("dtype") or (
+            like.meta["val"].dtype if like is not None else torch.get_default_dtype()
+        )
+        device = options.get("device") or (like.meta["val"].device if like is not None else "cpu")
+        value = False if dtype == torch.bool else 0
+        return b.emit(aten.full.default, list(size), value, dtype=dtype, device=device)
+
+    return rule
+
+
+POINTWISE: dict[Any, Callable[..., Any]] = {
+    aten.isfinite.default: _is_finite,
+    aten.reciprocal.default: _reciprocal,
+    aten.clamp.default: _clamp,
+    aten.clamp.Tensor: _clamp,
+    aten.clamp_min.default: _clamp,
+    aten.clamp_min.Tensor: _clamp,
+    aten.clamp_max.default: lambda b, x, high: _clamp(b, x, None, high),
+    aten.clamp_max.Tensor: lambda b, x, high: _clamp(b, x, None, high),
+    aten.hardtanh.default: _hardtanh,
+    aten.relu6.default: lambda b, x: _clamp(b, x, 0.0, 6.0),
+    aten.pow.Tensor_Scalar: _integer_power,
+    aten._to_copy.default: _to_copy,
+    aten.empty.memory_format: _zeros_for_empty(lambda size, *_: (size, None)),
+    aten.empty_permuted.default: _zeros_for_empty(lambda size, *_: (size, None)),
+    aten.empty_strided.default: _zeros_for_empty(lambda size, *_: (size, None)),
+    aten.empty_like.default: _zeros_for_empty(lambda like, *_: (like.meta["val"].shape, like)),
+    aten.new_empty.default: _zeros_for_empty(lambda like, size, *_: (size, like)),
+    aten.new_empty_strided.default: _zeros_for_empty(lambda like, size, *_: (size, like)),
+}
