@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal, get_args, get_origin
 
 from topo_opt.passes import all_passes
 from topo_opt.passes.base import Pass, option_types
@@ -35,8 +36,13 @@ def _describe(cls: type[Pass]) -> Iterator[str]:
     yield from (f"      {line}" if line else "" for line in rest.strip().splitlines())
     types = option_types(cls)
     for field in fields(cls):
-        kind = getattr(types[field.name], "__name__", str(types[field.name])).replace("typing.", "")
-        yield f"    {field.name.replace('_', '-')}=<{kind}> (default {field.default!r})"
+        yield f"    {field.name.replace('_', '-')}=<{_type_name(types[field.name])}> (default {field.default!r})"
+
+
+def _type_name(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "|".join(map(str, get_args(kind)))
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
 
 def irdl() -> str:

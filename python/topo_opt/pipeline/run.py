@@ -120,9 +120,16 @@ def _run_step(step: Step, module: ir.Module, verify_each: bool, collected: list[
         raise
     except Exception as error:
         raise CompilerCrash(
-            f"pass '{step.leaf}' broke: {type(error).__name__}: {error}",
+            f"pass '{step.leaf}' broke: {_last_line(error)}",
             hint="this is a fault of topo-opt; --mlir-pass-pipeline-crash-reproducer=FILE writes the input that shows it",
         ) from error
+
+
+def _last_line(error: Exception) -> str:
+    """The line that names an exception; one raised inside `walk` arrives as a RuntimeError with a whole traceback as its text."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    inside = len(lines) > 1 and isinstance(error, RuntimeError)
+    return lines[-1] if inside else f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
 def _errors(collected: list[Diagnostic], step: Step) -> tuple[Diagnostic, ...]:
