@@ -10,7 +10,7 @@ from test_load import raw
 from topo_opt.errors import InputError, TopoError, UntrustedError
 from topo_opt.frontend.archive_scan import scan
 from topo_opt.frontend.weights import pack, program_tensors, reference
-from topo_opt.runtime.weights import NamedTensors, Weights
+from topo_opt.runtime.weights import Weights
 
 
 def tensors_of(name):
@@ -46,6 +46,7 @@ def referring(tmp_path, archive):
 
 @pytest.fixture
 def packed(tmp_path):
+    torch.manual_seed(7)
     return write(tmp_path / "packed", pack(tensors_of("mixed")))
 
 
@@ -65,9 +66,8 @@ def test_table_is_deterministic_and_relative(tmp_path, archive):
 
 def test_packed(packed):
     weights = Weights.open(packed)
-    expected = tensors_of("mixed")
-    torch.manual_seed(0)
-    assert set(weights) == set(expected)
+    torch.manual_seed(7)
+    assert_same(weights, tensors_of("mixed"))
     assert weights["a.weight"].data_ptr() == weights["b.weight"].data_ptr()
     assert weights["transposed"].stride() == (1, 5)
 
@@ -108,13 +108,28 @@ def test_absent_weights(tmp_path):
     assert torch.equal(weights["b"], torch.ones(2))
 
 
-def test_weights_by_name_from_another_file(tmp_path, packed, referring):
-    other = Weights.open(referring, source=packed / "weights.safetensors")
-    assert isinstance(other, NamedTensors) and other["a.bias"].shape == (4,)
-    assert set(Weights.open(referring, source=packed)) == set(other)
-    assert other.fetch("nothing") is None
+def test_weights_by_name_from_another_file(tmp_path, referring):
+    from safetensors.torch import save_file
+
+    (tmp_path / "other").mkdir()
+    save_file({"a.bias": torch.full((4,), 7.0), "more": torch.ones(1)}, tmp_path / "other" / "w.safetensors")
+    for source in (tmp_path / "other", tmp_path / "other" / "w.safetensors"):
+        weights = Weights.open(referring, source=source)
+        assert torch.equal(weights["a.bias"], torch.full((4,), 7.0)) and "more" in set(weights)
+        assert torch.equal(weights["scalar"], Weights.open(referring)["scalar"]), (
+            "the rest is the bundle's own"
+        )
+        assert weights.fetch("nothing") is None
     with pytest.raises(InputError, match=r"no \.safetensors file"):
         Weights.open(referring, source=referring)
+    (tmp_path / "bad.safetensors").write_bytes(b"x")
+    with pytest.raises(InputError, match="cannot be read"):
+        Weights.open(referring, source=tmp_path / "bad.safetensors")
+
+
+def test_packed_file_without_a_table(packed):
+    (packed / "weights.json").unlink()
+    assert Weights.open(packed)["a.weight"].shape == (4, 4)
 
 
 def test_moved_archive(tmp_path, referring, archive):

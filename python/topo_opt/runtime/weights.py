@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,49 +95,58 @@ class Weights(Mapping[str, torch.Tensor]):
     def __init__(
         self,
         folder: Path,
-        files: list[WeightFile],
+        files: Sequence[WeightFile],
         ranges: Mapping[str, TensorRange],
+        *,
         moved: Path | None = None,
+        named: "NamedTensors | None" = None,
     ):
+        """`moved` is where the archive is now; `named` has tensors that take precedence."""
         self._folder, self._files, self.ranges = folder, files, dict(ranges)
-        self._moved = moved
+        self._moved, self._named = moved, named
         self._maps: dict[int, mmap.mmap] = {}
         self._regions: dict[tuple[int, int, int, str], torch.Tensor] = {}
 
     @classmethod
-    def open(cls, folder: Path | str, *, source: Path | str | None = None) -> "Weights | NamedTensors":
+    def open(cls, folder: Path | str, *, source: Path | str | None = None) -> "Weights":
         """The weights of the bundle in `folder`.
 
         Args:
-            source: where the archive is now, when it has moved; or a `.safetensors` file, or a folder of such files, to
-                take the tensors from by name (for models exported without data, or other weights of the same shapes).
+            source: where the archive is now, when it has moved; or a `.safetensors` file, or a folder of such files, whose
+                tensors are taken by name before the bundle's own (for models exported without data, or for other weights
+                of the same shapes).
 
         Raises:
             InputError: a file is missing, has changed, or is too short for its tensors.
             UntrustedError: the table is malformed or leads outside its files.
         """
-        folder = Path(folder)
-        if source is not None and (Path(source).is_dir() or Path(source).suffix == ".safetensors"):
-            return NamedTensors(Path(source))
-        table = folder / TABLE
+        folder, given = Path(folder), None if source is None else Path(source)
+        table, packed = folder / TABLE, folder / PACKED
+        by_name = given is not None and (given.is_dir() or given.suffix == ".safetensors")
+        named = NamedTensors(given) if given is not None and by_name else None
         if not table.exists():
-            packed = folder / PACKED
-            return NamedTensors(packed) if packed.exists() else cls(folder, [], {})
+            if named is None and packed.exists():
+                named = NamedTensors(packed)
+            return cls(folder, [], {}, named=named)
         files, ranges = _read_table(table)
-        return cls(folder, files, ranges, None if source is None else Path(source))
+        return cls(folder, files, ranges, moved=None if by_name else given, named=named)
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
-        return iter(self.ranges)
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self.ranges, **dict.fromkeys(self._named or ())})
 
     def __len__(self) -> int:
-        return len(self.ranges)
+        return sum(1 for _ in self)
 
     def fetch(self, name: str) -> torch.Tensor | None:
         """The tensor, or None when the bundle does not have it or only knows its shape."""
+        if self._named is not None and name in self._named:
+            return self._named[name]
         entry = self.ranges.get(name)
         return None if entry is None or _absent(entry) else self[name]
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        if self._named is not None and name in self._named:
+            return self._named[name]
         entry = self.ranges[name]
         if _absent(entry):
             raise InputError(
@@ -214,15 +223,11 @@ class NamedTensors(Mapping[str, torch.Tensor]):
             for name in handle.keys():  # noqa: SIM118, not a mapping
                 self._where[name] = handle
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[str]:
         return iter(self._where)
 
     def __len__(self) -> int:
         return len(self._where)
-
-    def fetch(self, name: str) -> torch.Tensor | None:
-        """The tensor, or None when no file has it."""
-        return self[name] if name in self._where else None
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._where[name].get_tensor(name)
