@@ -61,10 +61,32 @@ def _batch_norm(
     return [result, empty, empty]
 
 
+def _batch_norm_of_batch(
+    b: GraphBuilder, x: fx.Node, weight: Any, bias: Any, training: bool, momentum: float, epsilon: float
+) -> list[fx.Node] | None:
+    """Statistics of the input itself (instance norm)."""
+    value = x.meta["val"]
+    if not training or value.dim() < 2:
+        return None
+    dims = [d for d in range(value.dim()) if d != 1]
+    mean = b.emit(aten.mean.dim, x, dims, True)
+    centered = b.emit(aten.sub.Tensor, x, mean)
+    variance = b.emit(aten.mean.dim, b.emit(aten.mul.Tensor, centered, centered), dims, True)
+    inverse = b.emit(aten.rsqrt.default, b.emit(aten.add.Scalar, variance, epsilon))
+    result = b.emit(aten.mul.Tensor, centered, inverse)
+    shape = [-1, *[1] * (value.dim() - 2)]
+    if weight is not None:
+        result = b.emit(aten.mul.Tensor, result, b.emit(aten.view.default, weight, shape))
+    if bias is not None:
+        result = b.emit(aten.add.Tensor, result, b.emit(aten.view.default, bias, shape))
+    return [result, b.emit(aten.view.default, mean, [-1]), b.emit(aten.view.default, inverse, [-1])]
+
+
 NORMALIZATION: dict[Any, Callable[..., Any]] = {
     aten.softmax.int: _softmax,
     aten._softmax.default: _softmax,
     aten.log_softmax.int: _log_softmax,
     aten._log_softmax.default: _log_softmax,
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
+    aten._native_batch_norm_legit.no_stats: _batch_norm_of_batch,
 }

@@ -1,4 +1,4 @@
-"""Pointwise ops and constants."""
+"""Pointwise ops, pads and constants."""
 
 import math
 from collections.abc import Callable
@@ -69,6 +69,29 @@ def _hardtanh(b: GraphBuilder, x: fx.Node, low: float = -1.0, high: float = 1.0)
     return _clamp(b, x, low, high)
 
 
+def _gelu(b: GraphBuilder, x: fx.Node, approximate: str = "none") -> fx.Node | None:
+    """The tanh form, whose constant sqrt(2 / pi) torch-mlir writes as 0.797724."""
+    if approximate != "tanh":
+        return None
+    cube = b.emit(aten.mul.Tensor, b.emit(aten.mul.Tensor, x, x), x)
+    inner = b.emit(aten.add.Tensor, x, b.emit(aten.mul.Tensor, cube, 0.044715))
+    curve = b.emit(aten.tanh.default, b.emit(aten.mul.Tensor, inner, math.sqrt(2.0 / math.pi)))
+    return b.emit(aten.mul.Tensor, b.emit(aten.mul.Tensor, x, 0.5), b.emit(aten.add.Tensor, curve, 1.0))
+
+
+def _pad(b: GraphBuilder, x: fx.Node, pad: list[int], value: float = 0) -> fx.Node | None:
+    """Negative padding crops, which `tensor.pad` does not do."""
+    if min(pad, default=0) >= 0:
+        return None
+    rank = x.meta["val"].dim()
+    for i, (low, high) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        dim = rank - 1 - i
+        if min(low, high) < 0:
+            size = x.meta["val"].shape[dim]
+            x = b.emit(aten.slice.Tensor, x, dim, max(0, -low), size - max(0, -high))
+    return b.emit(aten.constant_pad_nd.default, x, [max(0, p) for p in pad], value)
+
+
 def _to_copy(b: GraphBuilder, x: fx.Node, **options: Any) -> fx.Node | None:
     """Floats become small integers by way of int32, as eager's conversion does; straight, values out of range have no meaning."""
     source, dtype = x.meta["val"].dtype, options.get("dtype")
@@ -95,6 +118,8 @@ def _zeros_for_empty(size_from: Callable[..., Any]) -> Callable[..., Any]:
 POINTWISE: dict[Any, Callable[..., Any]] = {
     aten.isfinite.default: _is_finite,
     aten.reciprocal.default: _reciprocal,
+    aten.gelu.default: _gelu,
+    aten.constant_pad_nd.default: _pad,
     aten.clamp.default: _clamp,
     aten.clamp.Tensor: _clamp,
     aten.clamp_min.default: _clamp,
