@@ -19,8 +19,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Case:
     """A model ready to run or export.
 
-    `left_to_aten` names the ops the compiler may leave to ATen for this model, `other_inputs` are further arguments of the
-    same shapes (a second decode step, say).
+    `left_to_aten` names the ops the compiler may leave to ATen for this model.
     """
 
     module: nn.Module
@@ -204,7 +203,7 @@ def vit(dtype: torch.dtype) -> Case:
     return Case(
         _hf(ViTForImageClassification, config, dtype),
         kwargs={"pixel_values": pixels},
-        left_to_aten=("convolution",),
+        left_to_aten=("conv2d",),
     )
 
 
@@ -234,7 +233,7 @@ def _whisper(dtype: torch.dtype) -> Any:
 @zoo
 def whisper_encoder(dtype: torch.dtype) -> Case:
     features = torch.randn(1, 16, 40).to(dtype)
-    return Case(_whisper(dtype).encoder, kwargs={"input_features": features}, left_to_aten=("convolution",))
+    return Case(_whisper(dtype).encoder, kwargs={"input_features": features}, left_to_aten=("conv1d",))
 
 
 @zoo
@@ -287,7 +286,7 @@ def clip_vision(dtype: torch.dtype) -> Case:
     )
     pixels = torch.randn(2, 3, 24, 24).to(dtype)
     model = _hf(CLIPVisionModelWithProjection, config, dtype)
-    return Case(model, kwargs={"pixel_values": pixels}, left_to_aten=("convolution",))
+    return Case(model, kwargs={"pixel_values": pixels}, left_to_aten=("conv2d",))
 
 
 MOE_OPS = ("topk", "sort", "histc", "_grouped_mm", "grouped_mm_fallback")
@@ -355,19 +354,17 @@ def mamba(dtype: torch.dtype) -> Case:
         pad_token_id=0,
     )
     inputs = {"input_ids": _tokens(101, 1, 9), "use_cache": False}
-    return Case(_hf(MambaForCausalLM, config, dtype), kwargs=inputs, left_to_aten=("convolution",))
+    return Case(_hf(MambaForCausalLM, config, dtype), kwargs=inputs, left_to_aten=("conv1d",))
 
 
 @zoo
 def resnet(dtype: torch.dtype) -> Case:
     model = ResNet(width=8, blocks=(1, 2, 1, 1), classes=10)
-    return Case(
-        model.to(dtype), (torch.randn(2, 3, 33, 33).to(dtype),), left_to_aten=("convolution", "max_pool2d")
-    )
+    return Case(model.to(dtype), (torch.randn(2, 3, 33, 33).to(dtype),), left_to_aten=("conv2d",))
 
 
 @zoo
 def unet(dtype: torch.dtype) -> Case:
     model = UNet(channels=8, depth=2).to(dtype)
     inputs = (torch.randn(1, 3, 16, 24).to(dtype), torch.tensor([17.0]).to(dtype))
-    return Case(model, inputs, left_to_aten=("convolution",))
+    return Case(model, inputs, left_to_aten=("conv2d",))
