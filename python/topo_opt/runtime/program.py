@@ -355,6 +355,8 @@ def load(
         raise InputError(f"device {str(where)!r} is not supported", hint="use 'cuda' or 'cpu'")
     if where.type == "cuda" and not torch.cuda.is_available():
         raise InputError("device 'cuda' was asked for, but torch sees no GPU", hint="use device='cpu'")
+    if where.type == "cuda" and where.index is None:
+        where = torch.device("cuda", torch.cuda.current_device())
     return Program(
         bundle,
         device=where,

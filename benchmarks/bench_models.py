@@ -1,0 +1,212 @@
+"""Models of the GPU benchmarks: plain PyTorch, sizes of published checkpoints, random weights.
+
+`CASES` maps a case to a builder of (module, example inputs, bytes that must move, floating-point operations).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """Sizes of a Llama-style decoder; `cache` is the length of the key/value cache, 0 for a prompt without one."""
+
+    width: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    hidden: int
+    layers: int
+    vocabulary: int
+    batch: int = 1
+    cache: int = 0
+    positions: int = 2048
+
+
+LLAMA_1B = DecoderShape(2048, 32, 8, 64, 8192, 16, 128256)
+LLAMA_8B = DecoderShape(4096, 32, 8, 128, 14336, 32, 128256)
+
+
+class RmsNorm(nn.Module):
+    """Root-mean-square norm with the statistics in f32."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)
+        return scaled.to(x.dtype) * self.weight
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, the two halves of a head paired."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class DecoderLayer(nn.Module):
+    """Attention with grouped query heads and a gated MLP."""
+
+    def __init__(self, shape: DecoderShape):
+        super().__init__()
+        self.shape = shape
+        q, kv = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+        self.attention_norm, self.mlp_norm = RmsNorm(shape.width), RmsNorm(shape.width)
+        self.q = nn.Linear(shape.width, q, bias=False)
+        self.k = nn.Linear(shape.width, kv, bias=False)
+        self.v = nn.Linear(shape.width, kv, bias=False)
+        self.o = nn.Linear(q, shape.width, bias=False)
+        self.gate = nn.Linear(shape.width, shape.hidden, bias=False)
+        self.up = nn.Linear(shape.width, shape.hidden, bias=False)
+        self.down = nn.Linear(shape.hidden, shape.width, bias=False)
+        if shape.cache:
+            size = (shape.batch, shape.kv_heads, shape.cache, shape.head_size)
+            self.register_buffer("keys", torch.zeros(size))
+            self.register_buffer("values", torch.zeros(size))
+
+    def heads(self, x: Tensor, count: int) -> Tensor:
+        return x.view(x.shape[0], x.shape[1], count, self.shape.head_size).transpose(1, 2)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, position: Tensor, mask: Tensor | None) -> Tensor:
+        shape, normed = self.shape, self.attention_norm(x)
+        q = rotate(self.heads(self.q(normed), shape.heads), cos, sin)
+        k = rotate(self.heads(self.k(normed), shape.kv_heads), cos, sin)
+        v = self.heads(self.v(normed), shape.kv_heads)
+        if shape.cache:
+            self.keys.index_copy_(2, position, k)
+            self.values.index_copy_(2, position, v)
+            k, v = self.keys, self.values
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+        )
+        x = x + self.o(mixed.transpose(1, 2).flatten(2))
+        normed = self.mlp_norm(x)
+        return x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+
+
+class Decoder(nn.Module):
+    """Token ids and positions to the logits of the last token."""
+
+    def __init__(self, shape: DecoderShape):
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(shape.layers))
+        self.norm = RmsNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        frequencies = 500000.0 ** -(torch.arange(0, shape.head_size, 2) / shape.head_size)
+        angles = torch.outer(torch.arange(shape.positions).float(), frequencies).repeat(1, 2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+        if shape.cache:
+            past = torch.ones(shape.positions, shape.cache, dtype=torch.bool).tril()
+            self.register_buffer("visible", past)
+
+    def forward(self, ids: Tensor, position: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        cos, sin = self.cos[position][None, None], self.sin[position][None, None]
+        mask = self.visible[position][None, None] if self.shape.cache else None
+        for layer in self.layers:
+            x = layer(x, cos, sin, position, mask)
+        return self.head(self.norm(x[:, -1:]))
+
+
+@dataclass(frozen=True)
+class Work:
+    """A module with inputs, and the least it can cost: bytes to move and operations to do."""
+
+    module: nn.Module
+    inputs: tuple[Any, ...]
+    nbytes: int
+    flops: int
+
+
+def _materialise(module: nn.Module, device: str) -> nn.Module:
+    """The module in bf16 with small random weights; on the meta device shapes only."""
+    module = module.to(torch.bfloat16).eval().requires_grad_(False)
+    if device == "meta":
+        return module.to("meta")
+    for parameter in module.parameters():
+        if parameter.dim() > 1:
+            parameter.normal_(0, 0.02)
+    return module
+
+
+def decode(shape: DecoderShape, batch: int, cache: int) -> Callable[[str], Work]:
+    """One token a sequence at the end of a full cache."""
+
+    def build(device: str) -> Work:
+        from dataclasses import replace
+
+        sized = replace(shape, batch=batch, cache=cache)
+        with torch.device(device):
+            module = _materialise(Decoder(sized), device)
+            ids, position = torch.ones(batch, 1, dtype=torch.long), torch.full((1,), cache - 1)
+        weights = sum(p.numel() * 2 for n, p in module.named_parameters() if "embedding" not in n)
+        kv = 2 * shape.layers * batch * shape.kv_heads * cache * shape.head_size * 2
+        return Work(module, (ids, position), weights + kv, 0)
+
+    return build
+
+
+def prefill(shape: DecoderShape, length: int) -> Callable[[str], Work]:
+    """A prompt without cache, logits of its last token."""
+
+    def build(device: str) -> Work:
+        with torch.device(device):
+            module = _materialise(Decoder(shape), device)
+            ids, position = torch.ones(1, length, dtype=torch.long), torch.arange(length)
+        per_layer = (
+            shape.width * shape.head_size * (2 * shape.heads + 2 * shape.kv_heads)
+            + 3 * shape.width * shape.hidden
+        )
+        attention = 2 * shape.heads * shape.head_size * length * length
+        return Work(module, (ids, position), 0, shape.layers * (2 * length * per_layer + attention))
+
+    return build
+
+
+def bert(batch: int, length: int) -> Callable[[str], Work]:
+    """BERT-base, padded batch with an attention mask."""
+
+    def build(device: str) -> Work:
+        from transformers import BertConfig, BertModel
+
+        class Encoder(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = BertModel(BertConfig(), add_pooling_layer=False)
+
+            def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+                return self.model(ids, attention_mask=mask).last_hidden_state
+
+        with torch.device(device):
+            module = _materialise(Encoder(), device)
+            ids, mask = (
+                torch.ones(batch, length, dtype=torch.long),
+                torch.ones(batch, length, dtype=torch.long),
+            )
+        tokens = batch * length
+        flops = 12 * (2 * tokens * (4 * 768 * 768 + 2 * 768 * 3072) + 4 * batch * 12 * length * length * 64)
+        return Work(module, (ids, mask), 0, flops)
+
+    return build
+
+
+CASES: dict[str, Callable[[str], Work]] = {
+    "llama1b-decode-b1": decode(LLAMA_1B, 1, 1024),
+    "llama1b-decode-b8": decode(LLAMA_1B, 8, 1024),
+    "llama1b-decode-b32": decode(LLAMA_1B, 32, 1024),
+    "llama8b-decode-b1": decode(LLAMA_8B, 1, 1024),
+    "llama1b-prefill-2048": prefill(LLAMA_1B, 2048),
+    "bert-base-8x512": bert(8, 512),
+}
