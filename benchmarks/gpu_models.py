@@ -17,6 +17,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,10 @@ def milliseconds(call: Callable[[], Any]) -> tuple[float, float, float]:
 
 def limits() -> tuple[float, float]:
     """Bytes per second of a large copy and operations per second of an 8192-cubed bf16 product."""
-    source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    copied = 2 * source.numel() / milliseconds(lambda: target.copy_(source))[0] * 1e3
-    del source, target
+    source, target = (torch.empty(1 << 31, dtype=torch.uint8, device="cuda") for _ in range(2))
+    copied = 2 * source.numel() / milliseconds(partial(target.copy_, source))[0] * 1e3
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return copied, 2 * 8192**3 / milliseconds(lambda: a @ b)[0] * 1e3
+    return copied, 2 * 8192**3 / milliseconds(partial(torch.matmul, a, b))[0] * 1e3
 
 
 def graphed(call: Callable[[], Any]) -> Callable[[], Any]:
