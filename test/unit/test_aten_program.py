@@ -244,6 +244,39 @@ def test_associative_scan():
     round_trip(Fn(lambda x: associative_scan(lambda a, b: a + b, x, 0, combine_mode="generic")), (X,))
 
 
+def test_flex_attention():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def fn(q, bias):
+        return flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score + bias[i] - j)
+
+    round_trip(Fn(fn), (torch.randn(1, 2, 16, 16), torch.randn(16)))
+
+
+def _scale_in_place(x, k):
+    x.mul_(k)
+
+
+def test_custom_operators_that_mutate():
+    library = torch.library.Library("topo_test_mutating", "DEF")
+    library.define("scale_(Tensor(a!) x, float k) -> ()")
+    library.impl("scale_", _scale_in_place, "CompositeExplicitAutograd")
+
+    def fn(x):
+        y = x.clone()
+        torch.ops.topo_test_mutating.scale_(y, 2.0)
+        return y + 1
+
+    ep = torch.export.export(Fn(fn), (X,), strict=False).run_decompositions({})
+    data = json.loads(json.dumps(export_aten(ep.graph_module, ep.graph_signature)))
+    assert "higher_order.auto_functionalized_v2" in [node["op"] for node in data["nodes"]]
+    with pytest.raises(UntrustedError, match="topo_test_mutating"):
+        AtenProgram(data)
+    program = AtenProgram(data, extra_namespaces=["topo_test_mutating"])
+    assert torch.equal(program.run([X])[0], X * 2 + 1)
+    assert torch.equal(program.to_graph_module()(X)[0], X * 2 + 1)
+
+
 def test_memory_is_released_after_the_last_use():
     ep = torch.export.export(Fn(lambda x: ((x + 1) * 2 - 3).exp()), (X,), strict=False).run_decompositions({})
     program = AtenProgram(export_aten(ep.graph_module, ep.graph_signature))

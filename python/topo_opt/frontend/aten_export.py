@@ -280,9 +280,10 @@ def _attribute(node: fx.Node, nodes: list[dict]) -> dict:
 
 
 def _arguments(node: fx.Node, ref: Encoder) -> tuple[list, dict]:
-    args = [encode(value, ref, node) for value in node.args]
-    kwargs = {name: encode(value, ref, node) for name, value in node.kwargs.items()}
     target = node.target
+    tuples = isinstance(target, torch._ops.HigherOrderOperator)  # ATen takes lists for both
+    args = [encode(value, ref, node, tuples) for value in node.args]
+    kwargs = {name: encode(value, ref, node, tuples) for name, value in node.kwargs.items()}
     if isinstance(target, torch._ops.OpOverload) and _is_factory(target) and kwargs.get("device") is None:
         # Traced without a device it would run on the default one, not on the program's.
         kwargs["device"] = {"device": True}
@@ -299,8 +300,14 @@ def _is_factory(target: torch._ops.OpOverload) -> bool:
     )
 
 
-def encode(value: Any, ref: Encoder, node: fx.Node | None = None) -> Any:
-    """One argument as JSON data; `ref` encodes FX nodes, `node` is the call it belongs to, for messages."""
+def encode(value: Any, ref: Encoder, node: fx.Node | None = None, tuples: bool = False) -> Any:
+    """One argument as JSON data.
+
+    Args:
+        ref: encodes FX nodes.
+        node: the call the argument belongs to, for messages.
+        tuples: keep tuples apart from lists.
+    """
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):
@@ -308,9 +315,10 @@ def encode(value: Any, ref: Encoder, node: fx.Node | None = None) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else {"float": repr(float(value))}
     if isinstance(value, list | tuple):
-        return [encode(item, ref, node) for item in value]
+        items = [encode(item, ref, node, tuples) for item in value]
+        return {"tuple": items} if tuples and isinstance(value, tuple) else items
     if isinstance(value, dict):
-        return {"dict": {_key(k, node): encode(item, ref, node) for k, item in value.items()}}
+        return {"dict": {_key(k, node): encode(item, ref, node, tuples) for k, item in value.items()}}
     for cls, encoder in _SCALARS:
         if isinstance(value, cls):
             return encoder(value)

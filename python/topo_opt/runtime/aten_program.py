@@ -348,7 +348,7 @@ class _GraphBuilder:
                 )
             return self.items[value]
         if isinstance(value, Many):
-            return [self.value(member) for member in value.members]
+            return value.kind([self.value(member) for member in value.members])
         if isinstance(value, Named):
             return {name: self.value(member) for name, member in value.members}
         if isinstance(value, Slice):

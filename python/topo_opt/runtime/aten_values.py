@@ -35,9 +35,10 @@ class Device:
 
 @dataclass(frozen=True)
 class Many:
-    """A list with at least one member that is known only at the run."""
+    """A list, or a tuple, with at least one member that is known only at the run."""
 
     members: tuple[Any, ...]
+    kind: type = list
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def decode(value: Any, scope: Scope, path: str, depth: int = 0) -> Any:
         return value
     if isinstance(value, list):
         members = [decode(item, scope, f"{path}[{i}]", depth + 1) for i, item in enumerate(value)]
-        return Many(tuple(members)) if any(isinstance(m, DYNAMIC) for m in members) else members
+        return _sequence(members, list)
     if not isinstance(value, dict) or len(value) != 1:
         raise InputError(f"{path}: expected an object with one key")
     ((kind, body),) = value.items()
@@ -91,6 +92,16 @@ def decode(value: Any, scope: Scope, path: str, depth: int = 0) -> Any:
         return _DECODERS[kind](body, scope, path, depth + 1)
     except (TypeError, ValueError, KeyError, AttributeError) as exc:
         raise InputError(f"{path}: {body!r:.80} is not a valid {kind}") from exc
+
+
+def _sequence(members: list[Any], kind: type) -> Any:
+    return Many(tuple(members), kind) if any(isinstance(m, DYNAMIC) for m in members) else kind(members)
+
+
+def _tuple(body: Any, scope: Scope, path: str, depth: int) -> Any:
+    if not isinstance(body, list):
+        raise TypeError("not a list")
+    return _sequence([decode(item, scope, f"{path}[{i}]", depth) for i, item in enumerate(body)], tuple)
 
 
 def _torch_member(cls: type) -> Callable[[Any, Scope, str, int], Any]:
@@ -145,6 +156,7 @@ _DECODERS: dict[str, Callable[[Any, Scope, str, int], Any]] = {
     }[body],
     "complex": _complex,
     "slice": _slice,
+    "tuple": _tuple,
     "dict": lambda body, scope, path, depth: Named(
         tuple((str(k), decode(v, scope, f"{path}.{k}", depth)) for k, v in body.items())
     ),
@@ -161,7 +173,7 @@ def evaluate(value: Any, env: list[Any], device: torch.device) -> Any:
     if kind is Item:
         return env[value.slot][value.index]
     if kind is Many:
-        return [evaluate(member, env, device) for member in value.members]
+        return value.kind([evaluate(member, env, device) for member in value.members])
     if kind is Device:
         return device.type if value.type_only else device
     if kind is Body:
