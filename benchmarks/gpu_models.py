@@ -87,12 +87,24 @@ def errors(work: Work, ours: torch.Tensor, state: dict[str, torch.Tensor]) -> tu
     """Largest error of ours and of eager against the same module in float64, relative to the largest magnitude."""
     eager = work.module(*work.inputs).clone()
     exact_module = work.module.double()
-    exact_module.load_state_dict({n: v.double() if v.is_floating_point() else v for n, v in state.items()})
+    restore(exact_module, state)
     exact = exact_module(*work.inputs)
-    work.module.to(torch.bfloat16)
-    work.module.load_state_dict(state)
+    restore(work.module.to(torch.bfloat16), state)
     scale = exact.abs().max()
     return ((ours - exact).abs().max() / scale).item(), ((eager - exact).abs().max() / scale).item()
+
+
+def tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of all parameters and buffers by every name they have, also of buffers that no state dict holds."""
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    return {name: value.detach().clone() for name, value in named}
+
+
+def restore(module: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
+    """Sets every parameter and buffer to its value in `state`, converted to the module's type."""
+    for name, value in tensors(module).items():
+        owner, _, leaf = name.rpartition(".")
+        getattr(module.get_submodule(owner), leaf).data.copy_(state[name].to(value.dtype))
 
 
 def run_case(
@@ -106,7 +118,7 @@ def run_case(
     for name, buffer in work.module.named_buffers():
         if name.endswith(("keys", "values")):
             buffer.normal_()
-    state = {n: v.clone() for n, v in work.module.state_dict().items()}
+    state = tensors(work.module)
     floor = max(work.nbytes / ceilings[0], work.flops / ceilings[1]) * 1e3
     start = time.time()
     program = runtime.load(folder / case, "cuda", weights=state, strict=True)
