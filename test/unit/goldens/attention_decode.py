@@ -33,25 +33,33 @@ def k_attention(in0, in1, in2, in3, out0, part_acc, part_best, part_total, arriv
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)
-    low = tl.program_id(1) * 64
-    high = tl.minimum(low + 64, 1024)
+    at = 0
+    ns = at + tl.arange(0, 1024)[None, :]
+    a3 = tl.load(in3 + ns)
+    c4 = a3
+    last = tl.max(tl.where(c4, ns + 1, 0))
+    first = tl.min(tl.where(c4, ns, 1024))
+    first = first // BLOCK_N * BLOCK_N
+    length = tl.cdiv(last - first, 16 * BLOCK_N) * BLOCK_N
+    low = first + tl.program_id(1) * length
+    high = tl.minimum(low + length, last)
     for n0 in range(low, high, BLOCK_N):
         n = n0 + tl.arange(0, BLOCK_N)[None, :]
         nv = n0 + tl.arange(0, BLOCK_N)[:, None]
-        i3 = g * 65536 + n * 64 + dk
-        a4 = tl.load(in1 + i3)
-        qk5 = tl.dot(a2, a4)
-        a6 = tl.load(in3 + n)
-        qk7 = tl.where(a6, qk5, float("-inf"))
-        new_best = tl.maximum(best, tl.max(qk7, 1) * 0.18033688011112042)
-        shift8 = tl.where(new_best == float("-inf"), 0.0, new_best)
-        weights = tl.exp2(qk7 * 0.18033688011112042 - shift8[:, None])
-        decay = tl.exp2(best - shift8)
+        i5 = g * 65536 + n * 64 + dk
+        a6 = tl.load(in1 + i5)
+        qk7 = tl.dot(a2, a6)
+        a8 = tl.load(in3 + n)
+        qk9 = tl.where(a8, qk7, float("-inf"))
+        new_best = tl.maximum(best, tl.max(qk9, 1) * 0.18033688011112042)
+        shift10 = tl.where(new_best == float("-inf"), 0.0, new_best)
+        weights = tl.exp2(qk9 * 0.18033688011112042 - shift10[:, None])
+        decay = tl.exp2(best - shift10)
         total = total * decay + tl.sum(weights, 1)
         acc = acc * decay[:, None]
-        i9 = g * 65536 + nv * 64 + e
-        a10 = tl.load(in2 + i9)
-        acc = tl.dot(weights.to(tl.bfloat16), a10, acc)
+        i11 = g * 65536 + nv * 64 + e
+        a12 = tl.load(in2 + i11)
+        acc = tl.dot(weights.to(tl.bfloat16), a12, acc)
         best = new_best
     slot = (pid * 16 + tl.program_id(1)) * 4
     lane = tl.arange(0, BLOCK_M)
@@ -73,7 +81,7 @@ def k_attention(in0, in1, in2, in3, out0, part_acc, part_best, part_total, arriv
         sum_acc = tl.sum(parts * shares[:, :, None], 0)
         tl.store(arrivals + pid, 0)
         out_row = row0 + tl.arange(0, 4)[:, None]
-        v11 = tl.where(sum_total == 0.0, 1.0, sum_total)
-        v12 = sum_acc / v11[:, None]
-        i13 = g * 256 + out_row * 64 + e
-        tl.store(out0 + i13, v12.to(tl.bfloat16))
+        v13 = tl.where(sum_total == 0.0, 1.0, sum_total)
+        v14 = sum_acc / v13[:, None]
+        i15 = g * 256 + out_row * 64 + e
+        tl.store(out0 + i15, v14.to(tl.bfloat16))

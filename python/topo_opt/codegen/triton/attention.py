@@ -5,7 +5,8 @@ A program holds a block of query rows of one key head and walks over blocks of k
 key once; or the rows of one query head (`pack` = 1). Few programs on long keys split the keys (`splits`): each writes its
 partial result and the last one to finish combines them (`attention_split`).
 
-`topo.kernel` of this family: `tile` = `m` (rows), `n` (keys), `warps`, `stages`, `pack`, `splits`.
+`topo.kernel` of this family: `tile` = `m` (rows), `n` (keys), `warps`, `stages`, `pack`, `splits`, and
+`bounds` (1: look for the keys that a boolean mask allows first, see `attention_bounds`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from topo_opt.codegen.kernel_source import KernelSource, Param
+from topo_opt.codegen.triton import attention_bounds
 from topo_opt.codegen.triton.attention_problem import Problem, read_problem
 from topo_opt.codegen.triton.attention_split import Split, exponential
 from topo_opt.codegen.triton.element_types import storage_type
@@ -78,6 +80,12 @@ class _Attention:
         self.split = Split(self.splits, self.block_m, self.block_e, self.rows, self._after)
         used = {v for node in kernel.graph.nodes for v in node.operands}
         pointers, self.params = kernel.pointer_params(used)
+        self.bounded: bool = bool(tile.get("bounds", 0))
+        if self.bounded and (problem.mask_element != "i1" or problem.causal):
+            raise UnsupportedError(
+                "a tile with bounds where there is no boolean mask, or a causal order beside it"
+            )
+        self.block_s = attention_bounds.scan_block(self._mask_rows, problem.keys)
         self.axes = self._axes()
         self.emitter = Emitter(kernel.graph, self.writer, self.axes, pointers, fast=kernel.fast)
 
@@ -98,6 +106,7 @@ class _Attention:
             "e": axis("e", problem.width, self.block_e),
             "n": axis("n", problem.keys, self.block_n),
             "nv": axis("nv", problem.keys, self.block_n),
+            "ns": axis("ns", problem.keys, self.block_s),
         }
 
     def _symbol(self, name: str) -> Expr:
@@ -138,6 +147,13 @@ class _Attention:
         self.writer.line(f"{axis.source} = {code}")
         if axis.mask:
             self.writer.line(f"{axis.mask} = {axis.source} < {axis.size}")
+
+    @property
+    def _mask_rows(self) -> int:
+        """Different rows of the mask in a block of rows."""
+        shape = () if self.problem.mask is None else self.kernel.graph.values[self.problem.mask].shape or ()
+        per_head = self.pack > 1 and shape[1:2] not in ((), (1,))
+        return self.block_m if per_head or shape[2:3] not in ((), (1,)) else 1
 
     # -- the kernel ---------------------------------------------------------------------------------------------------
 
@@ -183,12 +199,20 @@ class _Attention:
     def _loops(self) -> list[_Bounds]:
         """The loops over keys: blocks that need no test first, then those on the diagonal or at the end."""
         problem, line = self.problem, self.writer.line
-        low, high = "0", str(problem.keys)
+        low, high, length = "0", str(problem.keys), str(self.chunk)
         ragged = bool(problem.keys % self.block_n)
+        if self.bounded:
+            attention_bounds.emit(self.emitter, self._allowed, self.block_s, problem.keys)
+            low, high = "first // BLOCK_N * BLOCK_N", "last"
+            if self.splits > 1:
+                line(f"first = {low}")
+                line(f"length = tl.cdiv(last - first, {self.splits} * BLOCK_N) * BLOCK_N")
+                low, length = "first", "length"
         if self.splits > 1:
+            start = "" if low == "0" else f"{low} + "
+            line(f"low = {start}tl.program_id(1) * {length}")
+            line(f"high = tl.minimum(low + {length}, {high})")
             low, high = "low", "high"
-            line(f"low = tl.program_id(1) * {self.chunk}")
-            line(f"high = tl.minimum(low + {self.chunk}, {problem.keys})")
         if problem.causal:
             seen = f"{min(problem.rows, problem.keys)}"  # rows of several heads: the last row's
             if self.pack == 1:
@@ -199,11 +223,25 @@ class _Attention:
             full = f"tl.minimum(row0, {problem.keys // self.block_n * self.block_n}) // BLOCK_N * BLOCK_N"
             line(f"full = {full}")
             return [_Bounds("0", "full", False, False), _Bounds("full", "seen", ragged, True)]
-        if not ragged or self.splits > 1:
+        if not ragged or self.splits > 1 or self.bounded:
             return [_Bounds(low, high, ragged, False)]
         full_end = problem.keys // self.block_n * self.block_n
         tail = _Bounds(str(full_end), high, True, False)
         return [_Bounds("0", str(full_end), False, False), tail] if full_end else [tail]
+
+    def _allowed(self) -> str:
+        """The mask over the keys from `at` on, where they exist."""
+        self._define("ns", f"at + tl.arange(0, {self.block_s})[None, :]")
+        mask = self.emitter.tensor(self._mask(self._symbol("ns")))
+        exists = self.emitter.axes["ns"].mask
+        return self.writer.bind(f"{mask} & {exists}" if exists else mask, "c")
+
+    def _mask(self, key: Expr) -> Value:
+        """The mask at a key, for the rows of the block."""
+        assert self.problem.mask is not None
+        shape = self.kernel.graph.values[self.problem.mask].shape or ()
+        indices = self.problem.mask_indices(shape, [self._symbol("b"), self._head, self._query_row, key])
+        return self.emitter.real(self.problem.mask, indices)
 
     @contextmanager
     def _unmasked_keys(self, masked: bool) -> Iterator[None]:
@@ -254,11 +292,7 @@ class _Attention:
             scores = bind(f"{scores} * {problem.scale!r}", "qk")
         tests = []
         if problem.mask is not None:
-            shape = self.kernel.graph.values[problem.mask].shape or ()
-            indices = problem.mask_indices(
-                shape, [self._symbol("b"), self._head, self._query_row, self._symbol("n")]
-            )
-            mask = self.emitter.real(problem.mask, indices)
+            mask = self._mask(self._symbol("n"))
             if problem.additive:
                 scores = bind(f"{scores} + {self.emitter.tensor(mask)}", "qk")
             else:

@@ -10,6 +10,8 @@ FEW_ROWS = 16
 SPLIT_KEYS = 64
 """A program has at least so many keys to itself when keys are split."""
 MOST_SPLITS = 64
+BOUNDED_KEYS = 256
+"""From so many keys on, a boolean mask is read first to find those that matter."""
 
 Row = tuple[int, int, int]
 """Keys a block, warps, stages."""
@@ -57,7 +59,16 @@ def default_tile(kernel: Kernel) -> dict[str, int]:
     ]
     n = max(16, min(n, next_power_of_two(problem.keys)))
     splits = choose_splits(problem, groups, cores) if rows <= m else 1
-    return {"m": m, "n": n, "warps": warps, "stages": stages, "pack": pack, "splits": splits}
+    bounds = int(problem.mask_element == "i1" and not problem.causal and problem.keys >= BOUNDED_KEYS)
+    return {
+        "m": m,
+        "n": n,
+        "warps": warps,
+        "stages": stages,
+        "pack": pack,
+        "splits": splits,
+        "bounds": bounds,
+    }
 
 
 def choose_splits(problem: Problem, programs: int, cores: int) -> int:
