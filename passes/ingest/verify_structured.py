@@ -64,7 +64,7 @@ class VerifyStructured(Pass):
             return ir.WalkResult.ADVANCE
 
         # An exception in the callback would reach us as a RuntimeError with nothing but its text.
-        module.operation.walk(check)
+        module.operation.walk(check, ir.WalkOrder.PRE_ORDER)
         if faults:
             fail(*faults[0])
 

@@ -39,6 +39,6 @@ class IndexUpdateOp(Topo.Operation, name="index_update", traits=[ext.Pure]):
             return f"has 'dim' in [0, {dest.rank}), got {dim}"
         expected = [*dest.shape[:dim], index.shape[0], *dest.shape[dim + 1 :]]
         if list(source.shape) != expected or source.element_type != dest.element_type:
-            want = ir.RankedTensorType.get(expected, dest.element_type)
-            return f"takes {want} as 'source' for this 'dest' and 'index', got {source}"
+            want = "x".join([*map(str, expected), str(dest.element_type)])
+            return f"takes tensor<{want}> as 'source' for this 'dest' and 'index', got {source}"
         return None

@@ -31,6 +31,7 @@ from topo_opt.frontend.dynamic_dims import concrete, dynamic_dims, solve_sizes
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
 from topo_opt.frontend.keep_table import keep_table
 from topo_opt.frontend.signature import InputRecord, OutputRecord, Signature, dtype_name, tree_as_json
+from topo_opt.frontend.strided_views import stays_inside
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,8 @@ class _Specializer:
             return None
         if schema.name == "aten::_assert_scalar":
             return self._check(node, *args)
+        if schema.name == "aten::as_strided" and not stays_inside(args[0].meta["val"], *args[1:], **kwargs):
+            raise _NotStatic(node, "it reads memory outside of its operand")
         if schema.is_mutable:
             raise _NotStatic(node, "it writes into its argument")
         return self._emit(node, target, args, kwargs)

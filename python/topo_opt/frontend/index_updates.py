@@ -56,3 +56,41 @@ def _update(b: GraphBuilder, dest: fx.Node, source: fx.Node, index: fx.Node, dim
     with b.mode:
         result = torch.empty(value.shape, dtype=value.dtype, device=value.device)
     return b.call(INDEX_UPDATE, (dest, source, index, dim % value.dim()), {}, result)
+
+
+def masked_put(
+    b: GraphBuilder, dest: fx.Node, indices: list[fx.Node | None], values: fx.Node, accumulate: bool = False
+) -> Any:
+    """`dest[mask] = value` with one value for all: a selection, where in general the number of positions depends on data."""
+    (mask,) = indices
+    assert mask is not None
+    value = dest.meta["val"]
+    shape = [*mask.meta["val"].shape, *[1] * (value.dim() - mask.meta["val"].dim())]
+    mask = b.emit(aten.reshape.default, mask, shape)
+    return b.emit(aten.where.self, mask, b.emit(aten.reshape.default, values, []), dest)
+
+
+def puts_one_value(
+    dest: fx.Node, indices: list[fx.Node | None], values: fx.Node, accumulate: bool = False
+) -> bool:
+    """Whether an `index_put` has the form that `masked_put` takes."""
+    if accumulate or len(indices) != 1 or indices[0] is None:
+        return False
+    return indices[0].meta["val"].dtype == torch.bool and values.meta["val"].numel() == 1
+
+
+def index_add(
+    b: GraphBuilder, dest: fx.Node, dim: int, index: fx.Node, source: fx.Node, *, alpha: Any = 1
+) -> Any:
+    """`aten.index_add` as an accumulating `index_put` along the first dim."""
+    rank = dest.meta["val"].dim()
+    if rank == 0 or index.meta["val"].dim() == 0:
+        return None
+    if alpha != 1:
+        source = b.emit(aten.mul.Scalar, source, alpha)
+    dim %= rank
+    order = [dim, *(d for d in range(rank) if d != dim)]
+    back = [order.index(d) for d in range(rank)]
+    dest, source = (b.emit(aten.permute.default, x, order) for x in (dest, source))
+    result = b.emit(aten.index_put.default, dest, [index], source, True)
+    return b.emit(aten.permute.default, result, back)

@@ -7,10 +7,21 @@ A rule takes a builder and the arguments of the op, promoted and widened already
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from topo_opt.frontend.index_updates import index_add
 from topo_opt.frontend.rewrites_division import DIVISION
 from topo_opt.frontend.rewrites_extrema import EXTREMA
 from topo_opt.frontend.rewrites_normalization import NORMALIZATION
 from topo_opt.frontend.rewrites_pointwise import POINTWISE
+from topo_opt.frontend.strided_views import as_strided
 
 # Op -> rule.
-REWRITES: dict[Any, Callable[..., Any]] = {**POINTWISE, **DIVISION, **EXTREMA, **NORMALIZATION}
+REWRITES: dict[Any, Callable[..., Any]] = {
+    **POINTWISE,
+    **DIVISION,
+    **EXTREMA,
+    **NORMALIZATION,
+    torch.ops.aten.as_strided.default: as_strided,
+    torch.ops.aten.index_add.default: index_add,
+}
