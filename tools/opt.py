@@ -7,7 +7,7 @@ reported as one diagnostic, 2 a command line that does not parse.
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from topo_opt.errors import InputError, TopoError
 
@@ -19,34 +19,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool; returns its exit code."""
     parser = _parser()
     arguments = parser.parse_args(_normalise(parser, sys.argv[1:] if argv is None else argv))
+    return _reported(lambda: _dispatch(arguments), arguments)
+
+
+def _reported(work: Callable[[], int], arguments: argparse.Namespace) -> int:
+    """The exit code of `work()`; every error becomes one diagnostic."""
     try:
-        return _dispatch(arguments)
-    except TopoError as error:
-        if arguments.traceback:
-            raise
-        print(error.render(), file=sys.stderr)
-        return error.exit_code
+        return work()
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return 1
+        text, code = "error: interrupted", 1
     except BrokenPipeError:
         # The reader has gone; the interpreter must not complain about it once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:
-        if arguments.traceback:
-            raise
-        print(f"error: {error.filename or arguments.output}: {error.strerror or error}", file=sys.stderr)
-        return 1
     except Exception as error:
         if arguments.traceback:
             raise
-        reason = (str(error).splitlines() or [""])[0]
-        print(
-            f"error: topo-opt broke: {type(error).__name__}: {reason} (a fault of topo-opt; --traceback shows where)",
-            file=sys.stderr,
-        )
-        return 1
+        text, code = _line(error, arguments), getattr(error, "exit_code", 1)
+    print(text, file=sys.stderr)
+    return code
+
+
+def _line(error: Exception, arguments: argparse.Namespace) -> str:
+    if isinstance(error, TopoError):
+        return error.render()
+    if isinstance(error, OSError):
+        return f"error: {error.filename or arguments.output}: {error.strerror or error}"
+    reason = (str(error).splitlines() or [""])[0]
+    return f"error: topo-opt broke: {type(error).__name__}: {reason} (a fault of topo-opt; --traceback shows where)"
 
 
 _DESCRIPTIONS = {
@@ -74,6 +74,14 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         from topo_opt.tools import opt_model
 
         return opt_model.run(arguments)
+    from topo_opt.tools.supervise import run_supervised
+
+    return run_supervised(
+        lambda: _reported(lambda: _mlir(arguments), arguments), (*arguments.inputs, "stdin")[0]
+    )
+
+
+def _mlir(arguments: argparse.Namespace) -> int:
     from topo_opt.tools import opt_mlir
 
     return opt_mlir.run(arguments)
