@@ -32,7 +32,7 @@ WORKERS = 12
 
 @dataclass(frozen=True)
 class Case:
-    """One attention: sizes, causal or not, and the shape of a boolean mask."""
+    """One attention: sizes, causal or not, the shape of a boolean mask and what it allows."""
 
     name: str
     b: int
@@ -43,19 +43,23 @@ class Case:
     d: int
     causal: bool = False
     mask: tuple[int, int, int, int] | None = None
+    filled: str = "random"
+    """What the mask allows: "random" (nine of ten), "half" of the keys, or "causal"."""
     dtype: str = "bf16"
 
     @property
     def flops(self) -> float:
         """Multiplications and additions that the result needs."""
-        seen = self.m * (self.m + 1) / 2 if self.causal else self.m * self.n
+        triangle = self.causal or self.filled == "causal"
+        seen = self.m * (self.m + 1) / 2 if triangle else self.m * self.n
         return 4.0 * self.b * self.h * seen * self.d
 
     @property
     def nbytes(self) -> int:
         """Bytes that must be read and written once."""
         item = 4 if self.dtype == "fp32" else 2
-        elements = 2 * self.b * self.h * self.m * self.d + 2 * self.b * self.g * self.n * self.d
+        keys = self.n // 2 if self.filled == "half" else self.n
+        elements = 2 * self.b * self.h * self.m * self.d + 2 * self.b * self.g * keys * self.d
         return item * elements + math.prod(self.mask or (0,))
 
     @property
@@ -63,22 +67,35 @@ class Case:
         return self.m <= 16
 
 
-def _decode(model: str, depth: int, keys: int, batches: Iterable[int]) -> list[Case]:
+def _decode(model: str, depth: int, keys: int, batches: Iterable[int], filled: str = "random") -> list[Case]:
     return [
-        Case(f"{model} decode b{b} n{keys}", b, 32, 8, 1, keys, depth, mask=(b, 1, 1, keys)) for b in batches
+        Case(
+            f"{model} decode b{b} n{keys} {filled}",
+            b,
+            32,
+            8,
+            1,
+            keys,
+            depth,
+            mask=(b, 1, 1, keys),
+            filled=filled,
+        )
+        for b in batches
     ]
 
 
 CASES = [
     Case("llama-1b prefill", 1, 32, 8, 2048, 2048, 64, causal=True),
+    Case("llama-1b prefill, causal mask", 1, 32, 8, 2048, 2048, 64, mask=(1, 1, 2048, 2048), filled="causal"),
     Case("llama-8b prefill", 1, 32, 8, 2048, 2048, 128, causal=True),
     Case("bert row mask", 8, 12, 12, 512, 512, 64, mask=(8, 1, 1, 512)),
     Case("bert square mask", 8, 12, 12, 512, 512, 64, mask=(8, 1, 512, 512)),
     Case("whisper encoder", 4, 20, 20, 1500, 1500, 64),
     Case("vit-h depth 80", 8, 16, 16, 257, 257, 80),
     *_decode("llama-1b", 64, 1024, (1, 8, 32)),
-    *_decode("llama-8b", 128, 1024, (1, 8, 32)),
-    Case("llama-8b decode b1 n8192", 1, 32, 8, 1, 8192, 128),
+    *_decode("llama-1b", 64, 1024, (1, 32), "half"),
+    *_decode("llama-8b", 128, 1024, (1, 8)),
+    *_decode("llama-8b", 128, 8192, (1,)),
 ]
 
 # m, n, warps, stages of many rows, by padded depth.
@@ -104,7 +121,7 @@ PREFILL = {
     ],
 }
 # n, warps, stages of few rows.
-DECODE = [(32, 2, 3), (32, 4, 4), (64, 2, 3), (64, 4, 2), (64, 4, 3), (64, 4, 4), (128, 4, 2), (128, 8, 3)]
+DECODE = [(32, 2, 3), (64, 2, 3), (64, 4, 3), (64, 4, 4), (128, 4, 2)]
 
 
 def tiles(case: Case) -> list[dict[str, int]]:
@@ -113,7 +130,9 @@ def tiles(case: Case) -> list[dict[str, int]]:
     if not case.is_decode:
         names = ("m", "n", "warps", "stages")
         depth = 64 if case.d <= 64 else 128
-        return [dict(zip(names, t)) | {"pack": 1, "splits": 1} for t in PREFILL[depth]]
+        rest = {"pack": 1, "splits": 1}
+        found = [dict(zip(names, t)) | rest | {"bounds": 0} for t in PREFILL[depth]]
+        return found + [t | {"bounds": 1} for t in found[:5] if case.mask]
     fill = max(1, 1 << (132 // (case.b * case.g)).bit_length())
     splits = sorted(
         {
@@ -123,8 +142,8 @@ def tiles(case: Case) -> list[dict[str, int]]:
         }
     )
     return [
-        {"m": 16, "n": n, "warps": w, "stages": s, "pack": group, "splits": p}
-        for (n, w, s), p in itertools.product(DECODE, splits)
+        {"m": 16, "n": n, "warps": w, "stages": s, "pack": group, "splits": p, "bounds": bounds}
+        for (n, w, s), p, bounds in itertools.product(DECODE, splits, (0, 1))
         if case.n // p >= n
     ]
 
@@ -263,9 +282,19 @@ class Inputs:
             shapes = [(case.b, case.h, case.m, case.d)] + [(case.b, case.g, case.n, case.d)] * 2
             tensors = [torch.randn(s, device="cuda").to(dtype) for s in shapes]
             if case.mask:
-                tensors.append(torch.rand(case.mask, device="cuda") < 0.9)
+                tensors.append(self._mask())
             self.sets.append(tensors)
         self.exact = self._exact(*self.sets[0])
+
+    def _mask(self) -> Any:
+        import torch
+
+        case = self.case
+        if case.filled == "half":
+            return (torch.arange(case.n, device="cuda") < case.n // 2).expand(case.mask).contiguous()
+        if case.filled == "causal":
+            return torch.ones(case.mask, dtype=torch.bool, device="cuda").tril()
+        return torch.rand(case.mask, device="cuda") < 0.9
 
     def _exact(self, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
         import torch

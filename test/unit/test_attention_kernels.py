@@ -1,7 +1,10 @@
 """Attention kernels through the Triton interpreter, judged against float64; and what the compiler makes of them."""
 
+import importlib.util
 import itertools
 import math
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,8 @@ from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.triton import lower_kernel
 from topo_opt.dialects import load
 from topo_opt.errors import UnsupportedError
-from topo_opt.runtime.interpreter import interpreting, launch, load_function
+from topo_opt.runtime.interpreter import interpreting, launch
+from topo_opt.runtime.kernel_module import load_function
 from topo_opt.runtime.numerics import compare
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "i1": torch.bool}
@@ -407,6 +411,40 @@ GOLDENS = {
         *_shapes(1, 32, 8, 1, 1024, 64), _shape(1, 1, 1, 1024, dtype=torch.bool)
     ),
 }
+
+
+COMPILED = {
+    "prefill": lambda: plain(*_shapes(1, 32, 8, 2048, 2048, 64), causal=True),
+    "square mask": lambda: plain(*_shapes(8, 12, 12, 512, 512, 64), _shape(8, 1, 512, 512, dtype=torch.bool)),
+    "decode": lambda: plain(*_shapes(1, 16, 4, 1, 1024, 256), _shape(1, 1, 1, 1024, dtype=torch.bool)),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiles_for_sm_90_without_spills(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    source = COMPILED[name]()
+    file = tmp_path / f"{source.name}.py"
+    file.write_text(source.source)
+    spec = importlib.util.spec_from_file_location("attention_compiled", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    signature = {p.name: f"*{p.dtype}" for p in source.params} | dict.fromkeys(source.constexprs, "constexpr")
+    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(source.params))}
+    kernel = ASTSource(getattr(module, source.name), signature, dict(source.constexprs), aligned)
+    options = {"num_warps": source.num_warps, "num_stages": source.num_stages}
+    compiled = triton.compile(kernel, target=GPUTarget("cuda", 90, 32), options=options)
+    assert compiled.metadata.shared <= 232448
+    (tmp_path / "k.cubin").write_bytes(compiled.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    usage = subprocess.run(
+        [tool, "-res-usage", tmp_path / "k.cubin"], capture_output=True, text=True, check=True
+    ).stdout
+    assert int(re.search(r"STACK:(\d+)", usage)[1]) == 0, usage
 
 
 def _shape(*shape: int, dtype=torch.bfloat16) -> torch.Tensor:

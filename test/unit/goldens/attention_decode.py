@@ -70,15 +70,15 @@ def k_attention(in0, in1, in2, in3, out0, part_acc, part_best, part_total, arriv
     arrived = tl.atomic_add(arrivals + pid, 1, sem="acq_rel")
     if arrived == 15:
         first = pid * 64
-        lines = first + tl.arange(0, 16)[:, None] * 4 + tl.arange(0, 4)[None, :]
-        places = lines[:, :, None] * BLOCK_E + tl.arange(0, BLOCK_E)[None, None, :]
-        parts = tl.load(part_acc + places, cache_modifier=".cg")
-        bests = tl.load(part_best + lines, cache_modifier=".cg")
-        peak = tl.max(bests, 0)[None, :]
+        all_lines = first + tl.arange(0, 16)[:, None] * 4 + tl.arange(0, 4)[None, :]
+        all_places = all_lines[:, :, None] * BLOCK_E + tl.arange(0, BLOCK_E)[None, None, :]
+        all_parts = tl.load(part_acc + all_places, cache_modifier=".cg")
+        all_bests = tl.load(part_best + all_lines, cache_modifier=".cg")
+        peak = tl.max(all_bests, 0)[None, :]
         peak = tl.where(peak == float("-inf"), 0.0, peak)
-        shares = tl.exp2(bests - peak)
-        sum_total = tl.sum(tl.load(part_total + lines, cache_modifier=".cg") * shares, 0)
-        sum_acc = tl.sum(parts * shares[:, :, None], 0)
+        shares = tl.exp2(all_bests - peak)
+        sum_total = tl.sum(tl.load(part_total + all_lines, cache_modifier=".cg") * shares, 0)
+        sum_acc = tl.sum(all_parts * shares[:, :, None], 0)
         tl.store(arrivals + pid, 0)
         out_row = row0 + tl.arange(0, 4)[:, None]
         v13 = tl.where(sum_total == 0.0, 1.0, sum_total)

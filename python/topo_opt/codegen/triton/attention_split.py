@@ -73,31 +73,29 @@ class Split:
         """Defines `sum_acc` and `sum_total` from all partial results, in the order of the splits."""
         line, rows, splits = writer.line, self.rows_block, self.splits
         line(f"first = pid * {splits * rows}")
-        self._load(writer, "0", splits, "bests", "parts" if self.at_once == splits else None)
-        line("peak = tl.max(bests, 0)[None, :]")
+        whole = self.at_once == splits
+        self._load(writer, "0", splits, "all", with_parts=whole)
+        line("peak = tl.max(all_bests, 0)[None, :]")
         line('peak = tl.where(peak == float("-inf"), 0.0, peak)')
-        line(f"shares = {exponential('bests - peak', self.after)}")
-        line('sum_total = tl.sum(tl.load(part_total + lines, cache_modifier=".cg") * shares, 0)')
-        if self.at_once == splits:
-            line("sum_acc = tl.sum(parts * shares[:, :, None], 0)")
+        line(f"shares = {exponential('all_bests - peak', self.after)}")
+        line('sum_total = tl.sum(tl.load(part_total + all_lines, cache_modifier=".cg") * shares, 0)')
+        if whole:
+            line("sum_acc = tl.sum(all_parts * shares[:, :, None], 0)")
         else:
             line(f"sum_acc = tl.zeros(({rows}, BLOCK_E), tl.float32)")
             with writer.block(f"for s0 in range(0, {splits}, {self.at_once}):"):
-                self._load(writer, "s0", self.at_once, "some_bests", "parts")
-                line(f"some = {exponential('some_bests - peak', self.after)}")
-                line("sum_acc += tl.sum(parts * some[:, :, None], 0)")
+                self._load(writer, "s0", self.at_once, "some", with_parts=True)
+                line(f"some_shares = {exponential('some_bests - peak', self.after)}")
+                line("sum_acc += tl.sum(some_parts * some_shares[:, :, None], 0)")
         line("tl.store(arrivals + pid, 0)")
 
-    def _load(self, writer: Writer, start: str, count: int, bests: str, parts: str | None) -> None:
-        """Maxima (and weighted sums) of `count` splits from `start` on: splits x rows (x columns)."""
+    def _load(self, writer: Writer, start: str, count: int, name: str, *, with_parts: bool) -> None:
+        """Defines `name`_bests and `name`_parts, maxima and weighted sums of `count` splits from `start` on."""
         line, rows = writer.line, self.rows_block
-        split = (
-            f"tl.arange(0, {count})[:, None]"
-            if start == "0"
-            else f"({start} + tl.arange(0, {count})[:, None])"
-        )
-        line(f"lines = first + {split} * {rows} + tl.arange(0, {rows})[None, :]")
-        if parts:
-            line("places = lines[:, :, None] * BLOCK_E + tl.arange(0, BLOCK_E)[None, None, :]")
-            line(f'{parts} = tl.load(part_acc + places, cache_modifier=".cg")')
-        line(f'{bests} = tl.load(part_best + lines, cache_modifier=".cg")')
+        split = f"tl.arange(0, {count})[:, None]"
+        split = split if start == "0" else f"({start} + {split})"
+        line(f"{name}_lines = first + {split} * {rows} + tl.arange(0, {rows})[None, :]")
+        if with_parts:
+            line(f"{name}_places = {name}_lines[:, :, None] * BLOCK_E + tl.arange(0, BLOCK_E)[None, None, :]")
+            line(f'{name}_parts = tl.load(part_acc + {name}_places, cache_modifier=".cg")')
+        line(f'{name}_bests = tl.load(part_best + {name}_lines, cache_modifier=".cg")')
