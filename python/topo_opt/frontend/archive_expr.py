@@ -18,120 +18,33 @@ _TOKEN = re.compile(
     r"\s*(?:(?P<number>(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d{1,3})?)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
     r"|(?P<string>'[^'\"\\\x00-\x1f{}]*')|(?P<op>\*\*|//|<<|>>|<=|>=|==|!=|[-+*/%<>&|^~()\[\],.=]))"
 )
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Symbols as torch names them, and the constants sympy prints.
 _SYMBOL = re.compile(r"[a-z]{1,4}\d{1,6}")
-_CONSTANTS = frozenset(
-    ["true", "false", "True", "False", "oo", "zoo", "int_oo", "nan", "inf", "pi", "E", "None", "I"]
-)
-_FUNCTIONS = frozenset(
-    [
-        "Abs",
-        "Add",
-        "And",
-        "BooleanFalse",
-        "BooleanTrue",
-        "CeilDiv",
-        "CeilToInt",
-        "CleanDiv",
-        "Eq",
-        "Equality",
-        "ExprCondPair",
-        "Float",
-        "FloatPow",
-        "FloatTrueDiv",
-        "FloorDiv",
-        "FloorToInt",
-        "Ge",
-        "GreaterThan",
-        "Gt",
-        "ITE",
-        "Identity",
-        "IntTrueDiv",
-        "Integer",
-        "Infinity",
-        "IntInfinity",
-        "IsNonOverlappingAndDenseIndicator",
-        "LShift",
-        "Le",
-        "LessThan",
-        "Lt",
-        "Max",
-        "Min",
-        "Mod",
-        "ModularIndexing",
-        "Mul",
-        "NaN",
-        "Ne",
-        "NegativeInfinity",
-        "NegativeIntInfinity",
-        "NegativeOne",
-        "Not",
-        "One",
-        "Or",
-        "Piecewise",
-        "Pow",
-        "PowByNatural",
-        "PythonMod",
-        "RShift",
-        "Rational",
-        "RoundDecimal",
-        "RoundToInt",
-        "StrictGreaterThan",
-        "StrictLessThan",
-        "Symbol",
-        "ToFloat",
-        "TruncToFloat",
-        "TruncToInt",
-        "Tuple",
-        "Unequality",
-        "Where",
-        "Xor",
-        "Zero",
-        "BitwiseFn_bitwise_and",
-        "BitwiseFn_bitwise_or",
-        "BitwiseFn_bitwise_xor",
-        "abs",
-        "bool",
-        "ceiling",
-        "float",
-        "floor",
-        "int",
-        "max",
-        "min",
-        "round",
-        "sign",
-        "sqrt",
-        "cast_symbool_to_symint_guardless",
-        "sym_not",
-        "sym_float",
-        "sym_max",
-        "sym_min",
-        "log",
-        "exp",
-    ]
-)
+_CONSTANTS = _words("true false True False oo zoo int_oo nan inf pi E None I")
+_FUNCTIONS = _words("""Abs Add And BooleanFalse BooleanTrue CeilDiv CeilToInt CleanDiv Eq Equality ExprCondPair Float
+FloatPow FloatTrueDiv FloorDiv FloorToInt Ge GreaterThan Gt ITE Identity IntTrueDiv Integer Infinity
+IntInfinity IsNonOverlappingAndDenseIndicator LShift Le LessThan Lt Max Min Mod ModularIndexing Mul
+NaN Ne NegativeInfinity NegativeIntInfinity NegativeOne Not One Or Piecewise Pow PowByNatural
+PythonMod RShift Rational RoundDecimal RoundToInt StrictGreaterThan StrictLessThan Symbol ToFloat
+TruncToFloat TruncToInt Tuple Unequality Where Xor Zero BitwiseFn_bitwise_and BitwiseFn_bitwise_or
+BitwiseFn_bitwise_xor abs bool ceiling float floor int max min round sign sqrt
+cast_symbool_to_symint_guardless sym_not sym_float sym_max sym_min log exp""")
 _OPAQUE = re.compile(r"OpaqueUnaryFn_[a-z0-9]{1,10}")
 _STRING_TAKERS = {
     "Symbol": re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}"),
     "Float": re.compile(r"[-+0-9.e]{1,64}"),
 }
-_KEYWORDS = frozenset(
-    [
-        "positive",
-        "integer",
-        "real",
-        "nonnegative",
-        "negative",
-        "nonzero",
-        "finite",
-        "evaluate",
-        "precision",
-        "zero",
-        "commutative",
-    ]
+_KEYWORDS = _words(
+    "positive integer real nonnegative negative nonzero finite evaluate precision zero commutative"
 )
 _POWERS = frozenset({"Pow", "PowByNatural", "FloatPow", "LShift"})
-_METHODS = frozenset(["size", "stride", "storage_offset", "dim", "numel"])
+_METHODS = _words("size stride storage_offset dim numel")
 _PATH_KEY = re.compile(r"[A-Za-z0-9_.\- ]{1,200}")
 
 # Binary operators, weakest first.
@@ -181,7 +94,10 @@ class _Parser:
             at = match.end()
 
     def parse(self) -> None:
-        self.expression()
+        try:
+            self.expression()
+        except RecursionError:
+            raise BadExpression("is nested too deeply") from None
         if self.position != len(self.tokens):
             raise BadExpression(f"goes on with {self.peek()!r}")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from topo_opt.errors import InputError, UntrustedError
+from topo_opt.frontend.archive_kind import RESAVE, check_kind, nesting
 from topo_opt.frontend.archive_schema import Refused, check_payloads, check_program
 
 # Numbers of torch.export's ScalarType -> torch name and bytes per element.
@@ -58,9 +59,7 @@ _KNOWN_BAD = [
     (re.compile(r"data/(weights|constants)/.*\.pt"), "is a pickle of the format before torch 2.8"),
     (re.compile(r".*\.(so|py|pyc|pkl|dll|dylib)"), "is code"),
 ]
-_RESAVE = 'save it again with torch.export.save(torch.export.export(model, args), "model.pt2")'
 _TRUST = "if you trust where the file comes from, give --trust-model"
-_END_BYTES = 22
 _LOCAL_HEADER = struct.Struct("<4sHHHHHIIIHH")
 
 
@@ -143,7 +142,7 @@ def scan(
     path = Path(path)
     try:
         with path.open("rb") as file:
-            _check_type(path, file)
+            check_kind(path, file)
             with zipfile.ZipFile(file) as archive:
                 return _Scanner(path, file, archive, limits, extra_namespaces).scan()
     except OSError as exc:
@@ -156,10 +155,10 @@ def scan(
         struct.error,
         UnicodeDecodeError,
     ) as exc:
-        raise InputError(f"{path} is a damaged .pt2: {_first_line(exc)}", hint=_RESAVE) from exc
+        raise InputError(f"{path} is a damaged .pt2: {_first_line(exc)}", hint=RESAVE) from exc
     except (RuntimeError, OverflowError, ValueError, MemoryError) as exc:
         # zipfile raises these for encrypted entries and impossible sizes.
-        raise InputError(f"{path} is a damaged .pt2: {_first_line(exc)}", hint=_RESAVE) from exc
+        raise InputError(f"{path} is a damaged .pt2: {_first_line(exc)}", hint=RESAVE) from exc
 
 
 def _unreadable(path: Path, exc: OSError) -> InputError:
@@ -174,42 +173,6 @@ def _first_line(exc: BaseException) -> str:
     return (str(exc).splitlines() or [type(exc).__name__])[0]
 
 
-def _check_type(path: Path, file: BinaryIO) -> None:
-    """Says what a file that is no zip archive seems to be."""
-    head = file.read(64)
-    file.seek(0)
-    if head[:4] == b"PK\x03\x04":
-        _check_end(path, file)
-        return
-    guesses = [
-        (not head, "is empty"),
-        (head[:2] == b"\x80\x02" or head[:1] == b"\x80", "is a pickle (an old torch.save file), not a .pt2"),
-        (
-            (head[8:9] == b"{" and head[1:8].strip(b"\0") in (b"",)) or head[8:10] == b'{"',
-            "is a safetensors file",
-        ),
-        (head[:4] == b"\x7fELF", "is a compiled library"),
-        (head[:4] == b"GGUF", "is a GGUF file"),
-        (path.suffix == ".py", "is a Python source file"),
-        (path.suffix == ".onnx", "is an ONNX file"),
-        (path.suffix in (".mlir", ".mlirbc"), "is MLIR, but was read as a .pt2"),
-    ]
-    what = next((text for found, text in guesses if found), "is not a .pt2 (it is no zip archive)")
-    raise InputError(f"{path} {what}", hint=f"a .pt2 is needed: {_RESAVE}")
-
-
-def _check_end(path: Path, file: BinaryIO) -> None:
-    """The archive ends where the file ends; a search for its directory might find one that an entry contains."""
-    file.seek(0, 2)
-    file.seek(max(0, file.tell() - _END_BYTES))
-    end = file.read()
-    file.seek(0)
-    if len(end) != _END_BYTES or end[:4] != b"PK\x05\x06" or end[-2:] != b"\0\0":
-        raise InputError(
-            f"{path} is a damaged .pt2: it is cut off, or has something after its end", hint=_RESAVE
-        )
-
-
 class _Scanner:
     def __init__(
         self, path: Path, file: BinaryIO, archive: zipfile.ZipFile, limits: ScanLimits, extra: frozenset[str]
@@ -222,14 +185,14 @@ class _Scanner:
         self.read_directory()
         if self.text("archive_format", "pt2") != "pt2":
             raise InputError(
-                f"{self.path} is not a .pt2 but a {self.text('archive_format')[:20]!r} archive", hint=_RESAVE
+                f"{self.path} is not a .pt2 but a {self.text('archive_format')[:20]!r} archive", hint=RESAVE
             )
         if self.text("archive_version", "0") != "0":
             raise InputError(
                 f"{self.path} has archive version {self.text('archive_version')[:20]!r}, only 0 is known"
             )
         if self.text("byteorder", "little") != "little":
-            raise InputError(f"{self.path} was written on a big-endian machine", hint=_RESAVE)
+            raise InputError(f"{self.path} was written on a big-endian machine", hint=RESAVE)
         names = [name[len("models/") : -len(".json")] for name in self.entries if name.startswith("models/")]
         if not names:
             raise self.not_an_export()
@@ -255,9 +218,14 @@ class _Scanner:
         total = 0
         roots = {info.filename.split("/", 1)[0] for info in infos}
         if any("/code/" in f"/{info.filename}" or info.filename.endswith("/constants.pkl") for info in infos):
-            raise InputError(f"{self.path} is a TorchScript file, not a .pt2", hint=_RESAVE)
+            raise InputError(f"{self.path} is a TorchScript file, not a .pt2", hint=RESAVE)
         if any(info.filename.endswith("/data.pkl") for info in infos):
-            raise InputError(f"{self.path} is a torch.save file (a checkpoint), not a .pt2", hint=_RESAVE)
+            raise InputError(f"{self.path} is a torch.save file (a checkpoint), not a .pt2", hint=RESAVE)
+        for info in infos:
+            # First, so that an old or compiled file is named as what it is and not by its least telling entry.
+            reason = _known_bad(info.filename.partition("/")[2]) or _known_bad(info.filename)
+            if reason is not None:
+                raise self.refuse(info.filename, reason)
         for info in infos:
             name = self.relative(info, roots)
             total += max(info.file_size, info.compress_size)
@@ -271,14 +239,12 @@ class _Scanner:
         if full != info.orig_filename or "\\" in full or full.startswith("/") or ".." in full.split("/"):
             raise self.refuse(info.orig_filename, "has a name that leaves the archive")
         root, _, name = full.partition("/")
-        if not name and _known_bad(full):
-            raise self.refuse(full, str(_known_bad(full)))
         if not name or len(roots) != 1 or not root:
             raise self.refuse(full, "is not in the one folder that a .pt2 has")
         if name in self.entries:
             raise self.refuse(full, "is there twice")
         if not _ENTRIES.fullmatch(name):
-            raise self.refuse(full, _known_bad(name) or "is not one that torch.export writes")
+            raise self.refuse(full, "is not one that torch.export writes")
         if info.flag_bits & 1:
             raise self.refuse(full, "is encrypted")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -292,7 +258,7 @@ class _Scanner:
         end = 0
         if self.entries and min(info.header_offset for info in self.entries.values()) != 0:
             raise InputError(
-                f"{self.path} is a damaged .pt2: it has something before its first entry", hint=_RESAVE
+                f"{self.path} is a damaged .pt2: it has something before its first entry", hint=RESAVE
             )
         for info in sorted(self.entries.values(), key=lambda info: info.header_offset):
             start = self.data_offset(info)
@@ -300,7 +266,7 @@ class _Scanner:
                 raise self.refuse(info.filename, "shares bytes with another")
             end = start + info.compress_size
             if end > self.file_bytes:
-                raise InputError(f"{self.path} is a damaged .pt2: {info.filename} is cut off", hint=_RESAVE)
+                raise InputError(f"{self.path} is a damaged .pt2: {info.filename} is cut off", hint=RESAVE)
 
     def data_offset(self, info: zipfile.ZipInfo) -> int:
         """Where the entry's bytes begin in the file."""
@@ -321,19 +287,19 @@ class _Scanner:
         return self.archive.read(info).decode("utf-8").strip()
 
     def not_an_export(self) -> InputError:
-        return InputError(f"{self.path} is a zip archive without an exported program", hint=_RESAVE)
+        return InputError(f"{self.path} is a zip archive without an exported program", hint=RESAVE)
 
     def json(self, name: str) -> Any:
         """The entry as data: no duplicate keys, bounded depth and size."""
         info = self.entries.get(name)
         if info is None:
-            raise InputError(f"{self.path} is a damaged .pt2: {name} is missing", hint=_RESAVE)
+            raise InputError(f"{self.path} is a damaged .pt2: {name} is missing", hint=RESAVE)
         if info.file_size > self.limits.json_bytes:
             raise self.refuse(
                 info.filename, f"has {info.file_size} bytes, more than {self.limits.json_bytes}"
             )
         raw = self.archive.read(info)
-        if _depth(raw) > self.limits.json_depth:
+        if nesting(raw) > self.limits.json_depth:
             raise self.refuse(info.filename, f"is nested deeper than {self.limits.json_depth}")
         try:
             return json.loads(raw, object_pairs_hook=_unique)
@@ -353,7 +319,7 @@ class _Scanner:
             raise InputError(
                 f"{self.path} has export schema {version.get('major')!r:.20} (written by torch {written}), "
                 f"only {_SCHEMA_MAJOR} can be read",
-                hint=_RESAVE,
+                hint=RESAVE,
             )
         try:
             check_program(program, self.extra)
@@ -381,10 +347,10 @@ class _Scanner:
         info = self.entries.get(entry)
         if info is None:
             raise InputError(
-                f"{self.path} is a damaged .pt2: {entry}, the data of '{name}', is missing", hint=_RESAVE
+                f"{self.path} is a damaged .pt2: {entry}, the data of '{name}', is missing", hint=RESAVE
             )
         if info.compress_type != zipfile.ZIP_STORED:
-            raise InputError(f"{self.path}: {entry} is compressed, so it cannot be mapped", hint=_RESAVE)
+            raise InputError(f"{self.path}: {entry} is compressed, so it cannot be mapped", hint=RESAVE)
         dtype, itemsize = DTYPES[tensor["dtype"]]
         shape, strides = (tuple(_number(size, name) for size in tensor[key]) for key in ("sizes", "strides"))
         start = _number(tensor["storage_offset"], name)
@@ -397,7 +363,7 @@ class _Scanner:
         absent = info.file_size == 0
         if absent and last >= 0 and device != "meta" and not self.everything_is_empty(folder):
             raise InputError(
-                f"{self.path} is a damaged .pt2: {entry}, the data of '{name}', is empty", hint=_RESAVE
+                f"{self.path} is a damaged .pt2: {entry}, the data of '{name}', is empty", hint=RESAVE
             )
         if not absent and (last + 1) * itemsize > info.file_size:
             raise Refused(f"has '{name}' reaching beyond its {info.file_size} bytes")
@@ -438,17 +404,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         raise Refused("has an object with the same key twice")
     return result
-
-
-# The end of the text also ends a string, so that unbalanced quotes don't make the search quadratic.
-_STRINGS = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-_BRACKETS = re.compile(rb"[\[{]+|[\]}]+")
-
-
-def _depth(raw: bytes) -> int:
-    """The nesting depth of JSON text, found without parsing it (a parser would recurse)."""
-    depth = deepest = 0
-    for run in _BRACKETS.findall(_STRINGS.sub(b"", raw)):
-        depth += len(run) if run[:1] in b"[{" else -len(run)
-        deepest = max(deepest, depth)
-    return deepest

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 
 from topo_opt.errors import InputError, TopoError, UnsupportedError
 from topo_opt.frontend.archive_scan import ArchiveInfo, ModelInfo, Payload, scan
-from topo_opt.frontend.archive_schema import tree_types
+from topo_opt.frontend.archive_trees import tree_types
 from topo_opt.runtime.weights import TensorRange, WeightFile, Weights
 
 # Libraries whose classes may stand in the tree specs of a model, and the modules that register them.
