@@ -79,12 +79,22 @@ def run(source: KernelSource, arguments: list[torch.Tensor], shape, dtype, launc
         blank = torch.zeros if s.zeroed else lambda n, dtype: torch.full((n,), float("nan"), dtype=dtype)
         scratch.append(blank(s.numel, dtype=TRITON_DTYPES[s.dtype]))
     buffers = {"arg": arguments, "result": [out], "scratch": scratch}
-    values = {p.name: buffers[p.kind][p.index] for p in source.params}
+    values = {p.name: described(buffers[p.kind][p.index], p.descriptor) for p in source.params}
     with interpreting():
         function = load_function(source.source, f"{source.name}.py", source.name)
         for _ in range(launches):
             launch(function, source.grid, {**values, **source.constexprs}, [*arguments, out, *scratch])
     return out
+
+
+def described(buffer: torch.Tensor, made):
+    """The parameter: the buffer itself or a tensor descriptor of it."""
+    if made is None:
+        return buffer
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    assert sum((n - 1) * s for n, s in zip(made["shape"], made["strides"])) < buffer.numel()
+    return TensorDescriptor(buffer, made["shape"], made["strides"], made["block"])
 
 
 def reference(q, k, v, mask=None, scale=None, causal=False):
@@ -286,6 +296,24 @@ def test_error_is_eager_error(dtype, splits):
     assert error(ours) <= 1.5 * error(eager)
 
 
+DESCRIBED = {
+    "prefill": (dict(b=2, h=4, g=2, m=40, n=70, d=32), True),
+    "depth 80": (dict(b=1, h=2, g=2, m=20, n=50, d=80), False),
+    "one head": (dict(b=1, h=1, g=1, m=20, n=40, d=64, e=16), False),
+    "decode": (dict(b=2, h=4, g=2, m=1, n=200, d=64), False),
+}
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_keys_and_values_through_descriptors(name):
+    sizes, causal = DESCRIBED[name]
+    few = sizes["m"] == 1
+    tile = dict(m=16, n=32, warps=4, stages=2, pack=2 if few else 1, splits=4 if few else 1, tma=1)
+    source = check(*qkv(**sizes), causal=causal, tile=tile)
+    assert [p.name for p in source.params if p.descriptor] == ["keys", "values"]
+    assert "in1" not in source.source.split("def k_attention")[1]
+
+
 def test_split_counters_are_left_at_zero():
     """A second launch finds the counters as the first did."""
     source = check(*qkv(1, 8, 2, 1, 300, 32), launches=2)
@@ -319,7 +347,8 @@ def test_heads_that_share_keys_read_them_once():
     assert compare(ours, eager, reference(q, k, v)).passed
 
 
-def test_views_prologue_and_epilogue_fold_into_the_kernel():
+@pytest.mark.parametrize("tma", [0, 1])
+def test_views_prologue_and_epilogue_fold_into_the_kernel(tma):
     """q, k, v are slices of one projection, q is scaled on the way in, a generated mask, and heads merge on the way out with
     a residual added in f32."""
     b, m, h, d = 2, 24, 2, 16
@@ -368,7 +397,8 @@ def test_views_prologue_and_epilogue_fold_into_the_kernel():
             %s = arith.addf %x32, %z32 : f32
             linalg.yield %s : f32 }} -> {wide}
         %out = "topo.demote"(%sum) : ({wide}) -> {merged}"""
-    source = lowered([packed, merged], merged, body)
+    tile = dict(m=16, n=16, warps=4, stages=2, pack=1, splits=1, tma=tma)
+    source = lowered([packed, merged], merged, body, tile)
     projection, residual = torch.randn(b, m, 3 * h * d).bfloat16(), torch.randn(b, m, h * d).bfloat16()
     q, k, v = (t.reshape(b, m, h, d).transpose(1, 2) for t in projection.split(h * d, -1))
     ours = run(source, [projection, residual], residual.shape, torch.bfloat16)
@@ -390,8 +420,14 @@ def test_views_prologue_and_epilogue_fold_into_the_kernel():
             "packs 3 heads",
         ),
         (lambda: _f64(), "attention on f64"),
+        (
+            lambda: plain(
+                *qkv(1, 1, 1, 4, 4, 20), tile=dict(m=16, n=16, warps=4, stages=1, pack=1, splits=1, tma=1)
+            ),
+            "strides of 80 and 20 elements of 2 bytes",
+        ),
     ],
-    ids=["pack", "f64"],
+    ids=["pack", "f64", "unaligned"],
 )
 def test_refuses(make, message):
     with pytest.raises(UnsupportedError, match=message):

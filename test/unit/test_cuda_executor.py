@@ -8,8 +8,9 @@ import test_bundle
 import torch
 
 from topo_opt.errors import InputError
-from topo_opt.runtime import cuda, interpreter, load
+from topo_opt.runtime import cuda, load
 from topo_opt.runtime.executor import kernel_arguments
+from topo_opt.runtime.kernel_module import load_function
 from topo_opt.runtime.plan import Descriptor, Kernel, KernelParam
 
 triton = pytest.importorskip("triton")
@@ -65,7 +66,7 @@ def launch_of(source, tensors, **changes):
     kernel = Kernel(
         f"kernels/{source.name}.py", source.name, "loops", params, source.grid, source.num_warps, 2, dict(source.constexprs), **changes
     )  # fmt: skip
-    function = interpreter.load_function(source.source, kernel.file, source.name)
+    function = load_function(source.source, kernel.file, source.name)
     arguments = kernel_arguments(kernel, tensors)
     return cuda._Launch(source.name, function, kernel, [arguments[n] for n in function.arg_names])
 

@@ -15,6 +15,7 @@ from topo_opt.codegen.plan import VariantRequest
 from topo_opt.errors import InputError, StrictError, TopoError
 from topo_opt.runtime import interpreter, load, pytree
 from topo_opt.runtime.interpreter import KernelError
+from topo_opt.runtime.kernel_module import load_function
 from topo_opt.runtime.steps import StepFailed
 
 
@@ -240,7 +241,7 @@ def test_interpreter_is_right_for_bf16_and_libdevice_and_leaves_triton_alone():
     x[3] = float("nan")
     out, top = torch.zeros(48, dtype=torch.bfloat16), torch.zeros(18)
     with interpreter.interpreting():
-        function = interpreter.load_function(INTERPRETED, "interpreted_sample.py", "k")
+        function = load_function(INTERPRETED, "interpreted_sample.py", "k")
         interpreter.launch(
             function, (1, 1, 1), {"x": x, "y": y, "out": out, "top": top, "B": 16}, [x, y, out, top]
         )

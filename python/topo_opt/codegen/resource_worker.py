@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from topo_opt.codegen.resources import parse_usage
-from topo_opt.runtime.interpreter import load_module
+from topo_opt.runtime.kernel_module import load_module
 
 
 def main() -> None:

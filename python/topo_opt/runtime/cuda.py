@@ -15,9 +15,10 @@ from typing import Any, Literal
 import torch
 
 from topo_opt.errors import InputError, StrictError
-from topo_opt.runtime import aten_ops, interpreter
+from topo_opt.runtime import aten_ops
 from topo_opt.runtime.bundle import Bundle
 from topo_opt.runtime.executor import KernelSources, VariantStatus, kernel_arguments
+from topo_opt.runtime.kernel_module import load_function
 from topo_opt.runtime.memory import Memory
 from topo_opt.runtime.plan import AtenStep, Kernel, KernelStep, Variant
 from topo_opt.runtime.steps import BoundVariant, StepFailed, bind_variant
@@ -91,7 +92,7 @@ class CudaExecutor:
         for name in sorted(names - set(self.functions)):
             kernel = self.kernels[name]
             source, file = self.sources.text(kernel)
-            self.functions[name] = interpreter.load_function(source, file, kernel.function)
+            self.functions[name] = load_function(source, file, kernel.function)
 
     def prepare(self, name: str, kernel: Kernel, tensors: list[torch.Tensor]) -> Callable[[], None]:
         """A launch that compiles at its first call and afterwards goes straight to the driver."""

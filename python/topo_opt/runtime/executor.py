@@ -10,6 +10,7 @@ import torch
 
 from topo_opt.runtime import interpreter, kernel_scan
 from topo_opt.runtime.bundle import Bundle
+from topo_opt.runtime.kernel_module import load_function
 from topo_opt.runtime.memory import Memory
 from topo_opt.runtime.plan import Kernel, Variant
 from topo_opt.runtime.steps import BoundVariant, bind_variant
@@ -76,7 +77,7 @@ class InterpretExecutor:
     def prepare(self, name: str, kernel: Kernel, tensors: list[torch.Tensor]) -> Callable[[], None]:
         if name not in self.functions:
             source, file = self.sources.text(kernel)
-            self.functions[name] = interpreter.load_function(source, file, kernel.function)
+            self.functions[name] = load_function(source, file, kernel.function)
         function = self.functions[name]
         arguments = kernel_arguments(kernel, tensors)
 

@@ -14,12 +14,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import linecache
 import threading
 import types
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,20 +58,6 @@ def interpreting() -> Iterator[None]:
             _restore(saved)
 
 
-def load_function(source: str, file: str, name: str) -> Any:
-    """The interpreted function `name` of a kernel file; call inside `interpreting()`."""
-    return load_module(source, file)[name]
-
-
-def load_module(source: str, file: str) -> dict[str, Any]:
-    """Executes a checked kernel file and returns its names. `file` is only shown, the text is what was verified."""
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    # Triton hashes and mangles the module's name: it may not depend on where the bundle lies.
-    namespace: dict[str, Any] = {"__name__": f"topo_opt_kernels.{Path(file).stem}", "__file__": file}
-    exec(compile(source, file, "exec"), namespace)
-    return namespace
-
-
 def launch(
     function: Any, grid: tuple[int, int, int], arguments: dict[str, Any], buffers: Sequence[torch.Tensor]
 ) -> None:
@@ -92,7 +76,9 @@ def launch(
     _bounds = starts, np.maximum.accumulate(np.array([e for _, e in spans], dtype=np.uint64))
     try:
         with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # numpy on NaN and overflow, which a GPU passes over
+            warnings.simplefilter(
+                "ignore", RuntimeWarning
+            )  # numpy on NaN and overflow, which a GPU passes over
             _direct_executor()(function.rewrite(), function.arg_names, grid)(**arguments)
     except TopoError:
         raise
@@ -306,9 +292,9 @@ def _patch_memory(ti: Any) -> None:
     def checked(name: str, pointer: int, mask: int) -> None:
         original = getattr(builder, name)
 
-        def method(self: Any, *args: Any) -> Any:
+        def method(self: Any, *args: Any, **options: Any) -> Any:
             _check_access(args[pointer], args[mask], name)
-            return original(self, *args)
+            return original(self, *args, **options)
 
         setattr(builder, name, method)
 
