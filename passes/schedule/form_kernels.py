@@ -105,7 +105,9 @@ def attributes_of(graph: Graph, nodes: Sequence[Node], results: Sequence[int]) -
     return attributes
 
 
-def _space(rows: Sequence[int], cols: Sequence[int], full: Sequence[int], full_map: ir.AffineMap) -> dict[str, ir.Attribute]:
+def _space(
+    rows: Sequence[int], cols: Sequence[int], full: Sequence[int], full_map: ir.AffineMap
+) -> dict[str, ir.Attribute]:
     return {
         "rows": ir.DenseI64ArrayAttr.get(list(rows)),
         "cols": ir.DenseI64ArrayAttr.get(list(cols)),
@@ -182,7 +184,9 @@ def rebuild(roles: Roles, groups: list[list[Node]], outliner: Outliner) -> None:
                     _empty_results(roles, results, mapping)
                     continue
                 _, inputs = closure(roles, nodes)
-                name = outliner.make(roles, Group(tuple(nodes), attributes_of(graph, nodes, results)), inputs, results)
+                name = outliner.make(
+                    roles, Group(tuple(nodes), attributes_of(graph, nodes, results)), inputs, results
+                )
                 call = func.CallOp([values[r].type for r in results], name, [materialise(v) for v in inputs])
                 mapping.update(zip(results, call.results))
         for position, value in enumerate(graph.returns):

@@ -211,7 +211,11 @@ def _alignment(
             return Alignment.SAME
         return Alignment.PERMUTED if read.reshaped_only and _is_one_to_one(read, shape) else Alignment.OTHER
     for (order_rows, order_cols, full), number in orders.items():
-        if order_rows == prod(shape) and order_rows * order_cols == rows and position.substitute({"x": full}) == symbol("x", order_rows):
+        if (
+            order_rows == prod(shape)
+            and order_rows * order_cols == rows
+            and position.substitute({"x": full}) == symbol("x", order_rows)
+        ):
             return Alignment.ROW + number
     return Alignment.OTHER
 
@@ -231,5 +235,11 @@ def _cost(node: Node) -> int:
         for block in region.blocks:
             for inner in block.operations:
                 name = inner.operation.name
-                total += _TRANSCENDENTAL if name.startswith("math.") else 0 if "constant" in name or "yield" in name else 1
+                total += (
+                    _TRANSCENDENTAL
+                    if name.startswith("math.")
+                    else 0
+                    if "constant" in name or "yield" in name
+                    else 1
+                )
     return max(total, 1)

@@ -25,7 +25,10 @@ class MarkInout(Pass):
     def apply(self, module) -> None:
         for view in module.operation.regions[0].blocks[0].operations:
             op = view.operation
-            if "topo.kernel" in op.attributes and ir.DictAttr(op.attributes["topo.kernel"])["family"].value == "update":
+            if (
+                "topo.kernel" in op.attributes
+                and ir.DictAttr(op.attributes["topo.kernel"])["family"].value == "update"
+            ):
                 pairs = _rewritten(op)
                 op.attributes["topo.inout"] = ir.ArrayAttr.get([ir.DenseI64ArrayAttr.get(p) for p in pairs])
 
@@ -36,6 +39,8 @@ def _rewritten(function: ir.Operation) -> list[list[int]]:
     pairs = []
     for position, value in enumerate(graph.returns):
         producer = graph.producer(value)
-        destinations = memory_operands(producer) if producer is not None and producer.name != "func.call" else []
+        destinations = (
+            memory_operands(producer) if producer is not None and producer.name != "func.call" else []
+        )
         pairs.extend([position, graph.arguments.index(d)] for d in destinations)
     return pairs

@@ -57,7 +57,9 @@ def closure(roles: Roles, nodes: Sequence[Node]) -> tuple[list[Node], list[int]]
 def results_of(roles: Roles, nodes: Sequence[Node], users: Sequence[Sequence[int]]) -> list[int]:
     """Values of the group that something outside reads, also through views and free ops, or that the plan holds in memory."""
     inside = {n.id for n in nodes}
-    return [v for n in nodes for v in n.results if v in roles.in_memory or _read_outside(roles, v, inside, users)]
+    return [
+        v for n in nodes for v in n.results if v in roles.in_memory or _read_outside(roles, v, inside, users)
+    ]
 
 
 def _read_outside(roles: Roles, value: int, inside: set[int], users: Sequence[Sequence[int]]) -> bool:

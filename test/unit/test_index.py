@@ -12,7 +12,11 @@ def expressions(draw, depth=3):
     sizes = {n: draw(st.integers(1, 9)) for n in "abc"}
 
     def build(level):
-        kind = draw(st.sampled_from(["sym", "const", "add", "mul", "div", "mod", "sub"] if level else ["sym", "const"]))
+        kind = draw(
+            st.sampled_from(
+                ["sym", "const", "add", "mul", "div", "mod", "sub"] if level else ["sym", "const"]
+            )
+        )
         if kind == "sym":
             name = draw(st.sampled_from("abc"))
             return symbol(name, sizes[name]), lambda env: env[name]
@@ -22,8 +26,11 @@ def expressions(draw, depth=3):
         left, le = build(level - 1)
         if kind in ("add", "sub"):
             right, re = build(level - 1)
-            return (left + right, lambda env: le(env) + re(env)) if kind == "add" else (
-                left - right, lambda env: le(env) - re(env))
+            return (
+                (left + right, lambda env: le(env) + re(env))
+                if kind == "add"
+                else (left - right, lambda env: le(env) - re(env))
+            )
         number = draw(st.integers(1, 12))
         table = {
             "mul": (left * number, lambda env: le(env) * number),
@@ -50,7 +57,9 @@ def test_simplification_keeps_values_and_bounds(case):
                 assert low <= expected <= high
 
 
-@given(st.lists(st.integers(1, 7), min_size=1, max_size=4), st.lists(st.integers(1, 7), min_size=1, max_size=4))
+@given(
+    st.lists(st.integers(1, 7), min_size=1, max_size=4), st.lists(st.integers(1, 7), min_size=1, max_size=4)
+)
 @settings(max_examples=100, deadline=None)
 def test_linearize_inverts_delinearize(shape, _):
     numel = 1

@@ -91,7 +91,10 @@ def slice_parameters(node: Node) -> tuple[list[int], list[int], list[int]]:
 def _extract_slice(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]:
     offsets, sizes, strides = slice_parameters(node)
     kept = _kept_dims(sizes, graph.values[node.results[0]].shape or ())
-    inner = [(ZERO if axis is None else indices[axis]) * stride + offset for axis, offset, stride in zip(kept, offsets, strides)]
+    inner = [
+        (ZERO if axis is None else indices[axis]) * stride + offset
+        for axis, offset, stride in zip(kept, offsets, strides)
+    ]
     return [Source(node.operands[0], inner)]
 
 
@@ -102,7 +105,9 @@ def _insert_slice(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Sou
     conditions = []
     for position, (axis, offset, size, stride) in enumerate(zip(kept, offsets, sizes, strides)):
         index = indices[position]
-        conditions.append(Condition(index, offset, offset + (size - 1) * stride + 1 if size else offset, stride))
+        conditions.append(
+            Condition(index, offset, offset + (size - 1) * stride + 1 if size else offset, stride)
+        )
         if axis is not None:
             inner.append((index - offset) // stride)
     return [Source(node.operands[0], inner, tuple(conditions)), Source(node.operands[1], list(indices))]
@@ -112,7 +117,9 @@ def _pad(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]:
     low = _ints(node, "static_low")
     shape = graph.values[node.operands[0]].shape or ()
     inner = [index - before for index, before in zip(indices, low)]
-    conditions = tuple(Condition(index, before, before + size) for index, before, size in zip(indices, low, shape))
+    conditions = tuple(
+        Condition(index, before, before + size) for index, before, size in zip(indices, low, shape)
+    )
     return [Source(node.operands[0], inner, conditions)]
 
 
@@ -177,7 +184,9 @@ def view_sources(graph: Graph, node: Node, indices: Sequence[Expr], position: in
     return VIEWS[node.name](graph, node, indices)
 
 
-def domain_indices(node: Node, position: int, indices: Sequence[Expr], reduction: Sequence[Expr] = ()) -> list[Expr]:
+def domain_indices(
+    node: Node, position: int, indices: Sequence[Expr], reduction: Sequence[Expr] = ()
+) -> list[Expr]:
     """Loop indices of a linalg op at which result `position` has the given `indices`.
 
     Args:

@@ -70,7 +70,10 @@ class _Gemm:
         """Seeds the accumulator as the op's result and stores every returned value at its place."""
         graph, node = self.kernel.graph, self.contraction.node
         indices = self.contraction.result_indices(symbol("b", self.batch), m, n)
-        init = self.emitter.real(node.operands[2], node.output_map(0).apply(self.contraction.loop(symbol("b", self.batch), m, n, ZERO)))
+        init = self.emitter.real(
+            node.operands[2],
+            node.output_map(0).apply(self.contraction.loop(symbol("b", self.batch), m, n, ZERO)),
+        )
         if not (init.is_literal and float(init.source) == 0.0):
             accumulator = self.writer.bind(f"{accumulator} + {self.emitter.tensor(init)}")
         self.emitter.seeds[(node.results[0], tuple(indices))] = Value(accumulator, "f32", frozenset(axes))
@@ -106,7 +109,7 @@ class _Matrix(_Gemm):
             "n": self._axis("n", self.n, tile["n"]),
             "ka": self._axis("ka", self.k, tile["k"]),
             "kb": self._axis("kb", self.k, tile["k"]),
-            "b": Axis("b", self.batch, "b"),
+            "b": Axis("b", self.batch, "b", scalar=True),
         }
 
     def lower(self) -> KernelSource:
@@ -157,7 +160,7 @@ class _Vector(_Gemm):
         return {
             "n": self._axis("n", self.n, self.tile["n"]),
             "k": self._axis("k", self.k, self.tile["k"]),
-            "b": Axis("b", self.batch, "b"),
+            "b": Axis("b", self.batch, "b", scalar=True),
         }
 
     def lower(self) -> KernelSource:

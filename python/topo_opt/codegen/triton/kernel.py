@@ -79,7 +79,11 @@ class Kernel:
     @property
     def wide(self) -> bool:
         """Whether element offsets need 64 bits."""
-        return any((i.numel or 0) * (2 if i.element.startswith("complex") else 1) > 2**31 - 1 for i in self.graph.values if i.shape is not None)
+        return any(
+            (i.numel or 0) * (2 if i.element.startswith("complex") else 1) > 2**31 - 1
+            for i in self.graph.values
+            if i.shape is not None
+        )
 
     def pointer_params(self, used: set[int]) -> tuple[dict[int, str], list[Param]]:
         """Pointer names of the arguments in `used` and of all results.
@@ -92,9 +96,13 @@ class Kernel:
         for position, value in enumerate(self.graph.arguments):
             if value in used:
                 names[value] = f"in{position}"
-                params.append(Param(names[value], "arg", position, _pointer_type(self.graph.values[value].element)))
+                params.append(
+                    Param(names[value], "arg", position, _pointer_type(self.graph.values[value].element))
+                )
         for position, value in enumerate(self.graph.returns):
-            params.append(Param(f"out{position}", "result", position, _pointer_type(self.graph.values[value].element)))
+            params.append(
+                Param(f"out{position}", "result", position, _pointer_type(self.graph.values[value].element))
+            )
         return names, params
 
     def file(self, body: str) -> str:

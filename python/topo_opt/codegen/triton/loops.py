@@ -18,9 +18,10 @@ from torch_mlir import ir
 
 from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.triton.element_types import compute_type
-from topo_opt.codegen.triton.emit import Axis, Complex, Emitter, Scalar, Value, _Environment
+from topo_opt.codegen.triton.emit import Axis, Complex, Emitter, Scalar, Value
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
 from topo_opt.codegen.triton.reductions import recognise
+from topo_opt.codegen.triton.regions import Region
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.access import domain_indices
@@ -184,7 +185,7 @@ class _Loops:
             hash(a): (lambda o=node.operands[i], m=node.maps[i]: self.emitter.value(o, m.apply(loop)))
             for i, a in enumerate(block.arguments)
         }
-        found = self.emitter._scalar(wanted, _Environment(bound, loop))
+        found = Region(self.emitter, bound, loop).scalar(wanted)
         if isinstance(found, Complex):
             raise UnsupportedError("a reduction of complex values")
         return found
@@ -205,7 +206,9 @@ class _Loops:
 
     def _finish(self, node: Node, position: int, indices: tuple[Expr, ...], reduced: str, combiner) -> Value:
         element = self.kernel.graph.values[node.results[position]].element
-        total = self.writer.bind(f"{reduced}.to({compute_type(element)})" if element.startswith("i") else reduced)
+        total = self.writer.bind(
+            f"{reduced}.to({compute_type(element)})" if element.startswith("i") else reduced
+        )
         init = self._init(node, position, indices)
         if not (init.is_literal and _same_number(init.source, combiner.identity)):
             total = self.writer.bind(combiner.combine(self.emitter.tensor(init), total))
@@ -262,8 +265,6 @@ class _Loops:
 
     def _discover(self, ask) -> list[Request]:
         """The reductions that `ask` needs directly; nothing is written."""
-        emitter = self.emitter
-        saved = emitter.writer, emitter._memo, emitter.on_reduction, self.writer
         found: dict[Request, None] = {}
 
         def record(node: Node, position: int, indices: tuple[Expr, ...]) -> Scalar:
@@ -273,12 +274,12 @@ class _Loops:
             element = self.kernel.graph.values[node.results[position]].element
             return Value(f"pending{len(found)}", element, frozenset("x"))
 
-        emitter.writer = self.writer = Writer()
-        emitter._memo, emitter.on_reduction = [{}], record
+        saved, self.writer = self.writer, Writer()
         try:
-            ask()
+            with self.emitter.rehearsal(self.writer, record):
+                ask()
         finally:
-            emitter.writer, emitter._memo, emitter.on_reduction, self.writer = saved
+            self.writer = saved
         return list(found)
 
     def _reduce_level(self, level: list[Request]) -> None:
@@ -341,13 +342,17 @@ class _Loops:
         try:
             with self.emitter.scope(f"for {counter} in range(0, {self.space.col_count}):"):
                 self.writer.line(f"{column} = tl.full((1, 1), {counter}, tl.int32)")
-                loop = domain_indices(node, 0, indices, self._reduction_loop(node, symbol(column, self.space.col_count)))
+                loop = domain_indices(
+                    node, 0, indices, self._reduction_loop(node, symbol(column, self.space.col_count))
+                )
                 current = [Value(s, e, frozenset("x")) for s, e in zip(states, elements)]
                 updated = self.emitter.body(node, loop, range(len(states)), current)
                 texts = [self.emitter.tensor(v) for v in updated if isinstance(v, Value)]
                 fresh = [self.writer.fresh("new") for _ in states]
                 for name, text, element in zip(fresh, texts, elements):
-                    self.writer.line(f"{name} = tl.broadcast_to({text}, (XBLOCK, 1)).to({compute_type(element)})")
+                    self.writer.line(
+                        f"{name} = tl.broadcast_to({text}, (XBLOCK, 1)).to({compute_type(element)})"
+                    )
                 for state, name in zip(states, fresh):
                     self.writer.line(f"{state} = {name}")
         finally:

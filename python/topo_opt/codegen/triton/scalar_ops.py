@@ -83,12 +83,16 @@ def _remsi(ctx: Context, a: str, b: str) -> str:
 
 @rule("arith.floordivsi")
 def _floordivsi(ctx: Context, a: str, b: str) -> str:
-    return f"{a} // {b} - ((({a} % {b}) != 0) & ((({a} % {b}) < 0) != ({b} < 0))).to({compute_type(ctx.result)})"
+    return (
+        f"{a} // {b} - ((({a} % {b}) != 0) & ((({a} % {b}) < 0) != ({b} < 0))).to({compute_type(ctx.result)})"
+    )
 
 
 @rule("arith.ceildivsi")
 def _ceildivsi(ctx: Context, a: str, b: str) -> str:
-    return f"{a} // {b} + ((({a} % {b}) != 0) & ((({a} % {b}) < 0) == ({b} < 0))).to({compute_type(ctx.result)})"
+    return (
+        f"{a} // {b} + ((({a} % {b}) != 0) & ((({a} % {b}) < 0) == ({b} < 0))).to({compute_type(ctx.result)})"
+    )
 
 
 def _unsigned(element: str) -> str:
@@ -97,7 +101,10 @@ def _unsigned(element: str) -> str:
 
 @rule("arith.divui", "arith.remui", "arith.shrui")
 def _unsigned_infix(ctx: Context, a: str, b: str) -> str:
-    kind, symbol = _unsigned(ctx.result), {"arith.divui": "//", "arith.remui": "%", "arith.shrui": ">>"}[ctx.op.name]
+    kind, symbol = (
+        _unsigned(ctx.result),
+        {"arith.divui": "//", "arith.remui": "%", "arith.shrui": ">>"}[ctx.op.name],
+    )
     return f"({a}.to({kind}, bitcast=True) {symbol} {b}.to({kind}, bitcast=True)).to({compute_type(ctx.result)}, bitcast=True)"
 
 
@@ -150,7 +157,10 @@ def _cmpi(ctx: Context, a: str, b: str) -> str:
     symbol, unsigned = _CMPI[ir.IntegerAttr(ctx.op.attributes["predicate"]).value]
     if unsigned and ctx.operands[0] != "i1":
         kind = _unsigned(ctx.operands[0])
-        tensors = [t if not _is_literal(t) else f"tl.full((1, 1), {t}, {compute_type(ctx.operands[0])})" for t in (a, b)]
+        tensors = [
+            t if not _is_literal(t) else f"tl.full((1, 1), {t}, {compute_type(ctx.operands[0])})"
+            for t in (a, b)
+        ]
         return f"{tensors[0]}.to({kind}, bitcast=True) {symbol} {tensors[1]}.to({kind}, bitcast=True)"
     return f"{a} {symbol} {b}"
 
@@ -190,13 +200,19 @@ def _select(ctx: Context, c: str, a: str, b: str) -> str:
 
 @rule("arith.extf")
 def _extf(ctx: Context, a: str) -> str:
-    return a if compute_type(ctx.result) == compute_type(ctx.operands[0]) else f"{a}.to({compute_type(ctx.result)})"
+    return (
+        a
+        if compute_type(ctx.result) == compute_type(ctx.operands[0])
+        else f"{a}.to({compute_type(ctx.result)})"
+    )
 
 
 @rule("arith.truncf")
 def _truncf(ctx: Context, a: str) -> str:
     if ctx.result in NARROW_FLOATS:
-        return f"{a}.to({storage_type(ctx.result)})"  # kept narrow: the emitter widens where a number is needed
+        return (
+            f"{a}.to({storage_type(ctx.result)})"  # kept narrow: the emitter widens where a number is needed
+        )
     return f"{a}.to({compute_type(ctx.result)})"
 
 
@@ -263,7 +279,11 @@ def _fpowi(ctx: Context, a: str, b: str) -> str:
     base = a if not _is_literal(a) else f"tl.full((1, 1), {a}, {compute_type(ctx.result)})"
     if _is_literal(b) and abs(int(b)) <= _UNROLLED_POWERS:
         return _power_by_products(base, int(b))
-    exponent = f"tl.full((1, 1), {b}, {compute_type(ctx.result)})" if _is_literal(b) else f"{b}.to({compute_type(ctx.result)})"
+    exponent = (
+        f"tl.full((1, 1), {b}, {compute_type(ctx.result)})"
+        if _is_literal(b)
+        else f"{b}.to({compute_type(ctx.result)})"
+    )
     return f"libdevice.pow({base}, {exponent})"
 
 
@@ -271,7 +291,9 @@ def _fpowi(ctx: Context, a: str, b: str) -> str:
 def _ipowi(ctx: Context, a: str, b: str) -> str:
     if _is_literal(b) and 0 <= int(b) <= _UNROLLED_POWERS and not _is_literal(a):
         return _power_by_products(a, int(b))
-    raise UnsupportedError("an integer power with an exponent that is not a small constant", hint="the op is left to ATen")
+    raise UnsupportedError(
+        "an integer power with an exponent that is not a small constant", hint="the op is left to ATen"
+    )
 
 
 def _call(name: str) -> Rule:

@@ -35,7 +35,11 @@ def scan_combiner(kernel: Kernel, node: Node) -> Combiner:
     arguments = {hash(a) for a in block.arguments}
     op = None if hash(yielded) in arguments else yielded.owner.operation
     element = kernel.graph.values[node.results[0]].element
-    found = combiner_of(op.name, element) if op is not None and {hash(o) for o in op.operands} == arguments else None
+    found = (
+        combiner_of(op.name, element)
+        if op is not None and {hash(o) for o in op.operands} == arguments
+        else None
+    )
     if found is None:
         raise UnsupportedError("a scan whose body is not one associative op", hint="the op is left to ATen")
     return found
@@ -73,12 +77,22 @@ def lower(kernel: Kernel) -> KernelSource:
         writer.line(f"term = tl.broadcast_to({term}, (XBLOCK, RBLOCK)).to({compute_type(element)})")
         if masks["r"]:
             writer.line(f"term = tl.where(r_mask, term, {combiner.identity})")
-        writer.line(f"scanned = {combiner.combine('carry', f'tl.associative_scan(term, 1, {combiner.function_name})')}")
-        writer.line(f"carry = {combiner.combine('carry', combiner.reduce('term'))}.to({compute_type(element)})")
+        writer.line(
+            f"scanned = {combiner.combine('carry', f'tl.associative_scan(term, 1, {combiner.function_name})')}"
+        )
+        writer.line(
+            f"carry = {combiner.combine('carry', combiner.reduce('term'))}.to({compute_type(element)})"
+        )
         emitter.seeds[(node.results[0], tuple(indices))] = Value("scanned", element, frozenset(("x", "r")))
         for position, value in enumerate(graph.returns):
             if value != node.results[1]:
-                emitter.store(f"out{position}", value, _moved(graph.values[value].shape, shape, indices), ["x", "r"], "(XBLOCK, RBLOCK)")
+                emitter.store(
+                    f"out{position}",
+                    value,
+                    _moved(graph.values[value].shape, shape, indices),
+                    ["x", "r"],
+                    "(XBLOCK, RBLOCK)",
+                )
     for position, value in enumerate(graph.returns):
         if value == node.results[1]:
             emitter.seeds[(value, tuple(rows))] = Value("carry", element, frozenset("x"))

@@ -91,16 +91,29 @@ def _gemm(kernel: Kernel) -> dict[str, int]:
         rows = max(1, min(4, next_power_of_two(n)))
         return {"n": rows, "k": columns, "warps": 8 if columns * rows >= 4096 else 4, "stages": 2}
     if element == "f32":
-        return dict(_F32_TILE, m=max(16, min(64, next_power_of_two(m))), n=max(16, min(64, next_power_of_two(n))))
+        return dict(
+            _F32_TILE, m=max(16, min(64, next_power_of_two(m))), n=max(16, min(64, next_power_of_two(n)))
+        )
     cores = kernel.target.cores
 
     def time(tile: tuple[int, int, int, int, int, float]) -> float:
         programs = batch * -(-m // tile[0]) * -(-n // tile[1])
         return -(-programs // cores) * tile[0] * tile[1] / tile[5]
 
-    fitting = [t for t in _MATRIX_TILES if t[0] <= max(16, next_power_of_two(m)) and t[1] <= max(32, next_power_of_two(n))]
+    fitting = [
+        t
+        for t in _MATRIX_TILES
+        if t[0] <= max(16, next_power_of_two(m)) and t[1] <= max(32, next_power_of_two(n))
+    ]
     bm, bn, bk, warps, stages, _ = min(fitting or _MATRIX_TILES[-1:], key=time)
-    return {"m": bm, "n": bn, "k": max(16, min(bk, next_power_of_two(k))), "group": 8, "warps": warps, "stages": stages}
+    return {
+        "m": bm,
+        "n": bn,
+        "k": max(16, min(bk, next_power_of_two(k))),
+        "group": 8,
+        "warps": warps,
+        "stages": stages,
+    }
 
 
 def _attention(kernel: Kernel) -> dict[str, int]:

@@ -62,7 +62,9 @@ def lower(kernel: Kernel) -> KernelSource:
         if value == anchor.results[0]:
             _store(emitter, f"out{position}", anchor, write)
         else:
-            emitter.store(f"out{position}", value, delinearize(x, graph.values[value].shape or ()), ["x"], "(XBLOCK, 1)")
+            emitter.store(
+                f"out{position}", value, delinearize(x, graph.values[value].shape or ()), ["x"], "(XBLOCK, 1)"
+            )
     signature = ", ".join([p.name for p in params] + ["XBLOCK: tl.constexpr"])
     body = f"@triton.jit\ndef {kernel.name}({signature}):\n{writer.text()}"
     return KernelSource(
@@ -88,7 +90,11 @@ def _store(emitter: Emitter, pointer: str, anchor: Node, write: Write) -> None:
         emitter.store_scalar(pointer, write.value, where, info.element, ["x"], "(XBLOCK, 1)", guard)
         return
     source = f"tl.broadcast_to({emitter.tensor(write.value)}, (XBLOCK, 1))"
-    offset = f"tl.broadcast_to({emitter.index(where)}, (XBLOCK, 1))" if not where.is_constant else f"tl.full((XBLOCK, 1), {where.constant}, tl.int32)"
+    offset = (
+        f"tl.broadcast_to({emitter.index(where)}, (XBLOCK, 1))"
+        if not where.is_constant
+        else f"tl.full((XBLOCK, 1), {where.constant}, tl.int32)"
+    )
     masks = [m for m in (emitter.axes["x"].mask, guard) if m]
     mask = f", mask={' & '.join(masks)}" if masks else ""
     emitter.writer.line(f"{write.atomic}({pointer} + {offset}, {source}{mask}, sem='relaxed')")
@@ -142,7 +148,9 @@ def _atomic(emitter: Emitter, node: Node) -> str | None:
     known = op is not None and {hash(o) for o in op.operands} == {hash(update), hash(current)}
     if not known or op.name not in _ATOMICS or element in (*NARROW_FLOATS, "i1", "i8", "i16"):
         name = "its body" if op is None else op.name
-        raise UnsupportedError(f"a scatter that combines by {name} in {element} has no atomic", hint="the op is left to ATen")
+        raise UnsupportedError(
+            f"a scatter that combines by {name} in {element} has no atomic", hint="the op is left to ATen"
+        )
     return _ATOMICS[op.name]
 
 

@@ -1,0 +1,107 @@
+"""Generated kernels against the reference executor, one kernel at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch_mlir import ir
+
+from topo_opt import reference
+from topo_opt.codegen.kernel_source import KernelSource
+from topo_opt.codegen.triton import lower_kernel
+from topo_opt.codegen.triton.target import Target
+from topo_opt.pipeline import levels
+from topo_opt.pipeline.run import run as run_pipeline
+from topo_opt.runtime import interpreter
+from topo_opt.runtime.kernel_module import load_function
+
+TRITON_TO_TORCH = {
+    "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
+    "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "i1": torch.bool,
+}  # fmt: skip
+ELEMENTS = {
+    "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
+    "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "i1": torch.bool,
+    "complex<f32>": torch.complex64, "complex<f64>": torch.complex128,
+}  # fmt: skip
+
+
+@dataclass
+class Checked:
+    """A kernel's results by the interpreter and by the reference executor."""
+
+    name: str
+    source: KernelSource
+    ours: list[torch.Tensor]
+    expected: list[torch.Tensor]
+
+
+def kernel_functions(module: ir.Module) -> list[ir.Operation]:
+    return [o.operation for o in module.body.operations if "topo.kernel" in o.operation.attributes]
+
+
+def to_kernel_ir(module: ir.Module, level: int = 2) -> ir.Module:
+    """Structured IR to kernel IR, in place."""
+    with module.context, ir.Location.unknown():
+        run_pipeline(levels.pipeline(level, ("schedule", "lower")), module)
+    return module
+
+
+def random_tensor(kind: ir.Type, generator: torch.Generator) -> torch.Tensor:
+    """Values that any op accepts: small integers (valid indices for most gathers), floats around zero."""
+    shaped = ir.RankedTensorType(kind)
+    dtype, shape = ELEMENTS[str(shaped.element_type)], list(shaped.shape)
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(
+            shape, generator=generator, dtype=torch.float64 if not dtype.is_complex else dtype
+        ).to(dtype)
+    return torch.randint(0, 2, shape, generator=generator).to(dtype)
+
+
+def launch(kernel: KernelSource, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    """Runs a kernel source in the interpreter; results are written in place."""
+    scratch = [
+        (torch.zeros if s.zeroed else torch.empty)(s.numel, dtype=TRITON_TO_TORCH[s.dtype])
+        for s in kernel.scratch
+    ]
+    pools = {"arg": inputs, "result": results, "scratch": scratch}
+    arguments = {}
+    for param in kernel.params:
+        tensor = pools[param.kind][param.index]
+        arguments[param.name] = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    buffers = list(arguments.values())
+    with interpreter.interpreting():
+        function = load_function(kernel.source, f"{kernel.name}.py", kernel.name)
+        interpreter.launch(function, kernel.grid, arguments | dict(kernel.constexprs), buffers)
+
+
+def check_kernels(
+    module: ir.Module,
+    make: Callable[[ir.Type, torch.Generator], torch.Tensor] = random_tensor,
+    seed: int = 0,
+) -> list[Checked]:
+    """Runs every kernel of a module both ways on the same random inputs."""
+    checked = []
+    with module.context, ir.Location.unknown():
+        for function in kernel_functions(module):
+            kernel = lower_kernel(function, Target())
+            generator = torch.Generator().manual_seed(seed)
+            kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+            inputs = [make(t, generator) for t in kind.inputs]
+            expected = reference.run(module, kernel.name, [i.clone() for i in inputs])
+            inout = {p[0]: p[1] for p in _pairs(function)}
+            results = [
+                inputs[inout[i]].clone() if i in inout else torch.empty_like(e)
+                for i, e in enumerate(expected)
+            ]
+            launch(kernel, [i.contiguous() for i in inputs], results)
+            checked.append(Checked(kernel.name, kernel, results, expected))
+    return checked
+
+
+def _pairs(function: ir.Operation) -> list[list[int]]:
+    if "topo.inout" not in function.attributes:
+        return []
+    return [list(ir.DenseI64ArrayAttr(a)) for a in ir.ArrayAttr(function.attributes["topo.inout"])]
