@@ -2,6 +2,7 @@
 
 from torch.export import ExportedProgram
 from torch_mlir import ir
+from torch_mlir.dialects import linalg  # noqa: F401  half a second, once here and not in every child
 
 from topo_opt.frontend.ingest import ingest, parse
 from topo_opt.frontend.isolate import run_isolated

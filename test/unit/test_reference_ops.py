@@ -16,6 +16,8 @@ from topo_opt import reference
 from topo_opt.runtime.numerics import float64_outputs
 
 CASES_PER_PROGRAM = 24
+THOROUGH = (torch.float16, torch.int32, torch.int8)
+"""Dtypes that --quick leaves out: each has a close relative that stays."""
 
 
 class Together(nn.Module):
@@ -38,11 +40,9 @@ def _programs() -> list[Any]:
     for dtype, names in by_dtype.items():
         for start in range(0, len(names), CASES_PER_PROGRAM):
             chunk = tuple(names[start : start + CASES_PER_PROGRAM])
-            found.append(
-                pytest.param(
-                    dtype, chunk, id=f"{str(dtype).removeprefix('torch.')}-{chunk[0]}-to-{chunk[-1]}"
-                )
-            )
+            label = f"{str(dtype).removeprefix('torch.')}-{chunk[0]}-to-{chunk[-1]}"
+            marks = [pytest.mark.thorough] if dtype in THOROUGH else []
+            found.append(pytest.param(dtype, chunk, id=label, marks=marks))
     return found
 
 
