@@ -101,7 +101,8 @@ class Outliner:
         with ir.InsertionPoint(body), ir.Location.unknown():
             clone_nodes(roles, needed, mapping)
             func.ReturnOp([mapping[v] for v in results])
-        text = str(outlined)
+        # Local scope: otherwise the printer numbers, names and verifies the whole module for every kernel.
+        text = outlined.operation.get_asm(use_local_scope=True)
         name = self.known.get(text)
         if name is not None:
             outlined.operation.erase()
@@ -118,13 +119,12 @@ class Outliner:
         name = fresh.make(roles, group, inputs, results)
         block = self.module.regions[0].blocks[0]
         outlined = block.operations[len(block.operations) - 1].operation
-        text = str(outlined)
         if name not in self.verdicts:
             try:
                 lower_kernel(outlined)
                 self.verdicts[name] = True
             except UnsupportedError as error:
-                log.debug("group of %d ops is not one kernel: %s\n%s", len(group.nodes), error, text)
+                log.debug("group of %d ops is not one kernel: %s", len(group.nodes), error)
                 self.verdicts[name] = False
         outlined.erase()
         return self.verdicts[name]

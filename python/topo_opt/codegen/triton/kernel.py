@@ -107,7 +107,7 @@ class Kernel:
 
     def file(self, body: str) -> str:
         """A complete source file around the kernel's function definition."""
-        text = str(self.func).replace("\\", "/").replace('"""', "'''")
+        text = self.func.get_asm(use_local_scope=True).replace("\\", "/").replace('"""', "'''")
         return _HEADER.format(ir=text) + prelude(body) + body
 
 
