@@ -27,10 +27,7 @@ def index_put(
     rows = [*shape[:dim], index.meta["val"].shape[0], *shape[dim + 1 :]]
     if list(values.meta["val"].shape) != rows:
         values = b.emit(aten.expand.default, values, rows)
-    wrapped = b.emit(
-        aten.where.self, b.emit(aten.lt.Scalar, index, 0), b.emit(aten.add.Scalar, index, shape[dim]), index
-    )
-    return _update(b, dest, values, wrapped, dim)
+    return _update(b, dest, values, _wrapped(b, index, shape[dim]), dim)
 
 
 def updates_rows(
@@ -56,6 +53,23 @@ def _update(b: GraphBuilder, dest: fx.Node, source: fx.Node, index: fx.Node, dim
     with b.mode:
         result = torch.empty(value.shape, dtype=value.dtype, device=value.device)
     return b.call(INDEX_UPDATE, (dest, source, index, dim % value.dim()), {}, result)
+
+
+def _wrapped(b: GraphBuilder, index: fx.Node, length: int) -> fx.Node:
+    """Positions counted from the end made positions."""
+    from_end = b.emit(aten.add.Scalar, index, length)
+    return b.emit(aten.where.self, b.emit(aten.lt.Scalar, index, 0), from_end, index)
+
+
+def scatter(
+    b: GraphBuilder, dest: fx.Node, indices: list[fx.Node | None], values: fx.Node, accumulate: bool = False
+) -> Any:
+    """`aten.index_put` in general, with positions from the end resolved, which torch-mlir does not do."""
+    if any(i is not None and i.meta["val"].dtype == torch.bool for i in indices):
+        return None
+    lengths = dest.meta["val"].shape
+    wrapped = [i if i is None else _wrapped(b, i, lengths[dim]) for dim, i in enumerate(indices)]
+    return b.emit(aten.index_put.default, dest, wrapped, values, accumulate)
 
 
 def masked_put(

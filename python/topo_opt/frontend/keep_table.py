@@ -11,12 +11,17 @@ import torch
 
 _KEEP = """
 _native_batch_norm_legit_no_training _softmax _log_softmax
-adaptive_avg_pool2d addbmm addmm addmv avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bmm
+addbmm addmm addmv avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bmm
 conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution
 cross_entropy_loss dot elu embedding gelu group_norm hardsigmoid hardswish hardtanh
-index_add index_copy layer_norm leaky_relu linear log_sigmoid log_softmax masked_fill matmul
+index_add index_copy isfinite layer_norm leaky_relu linear log_sigmoid log_softmax masked_fill matmul
 max_pool1d max_pool2d max_pool3d mish mm mv native_group_norm native_layer_norm one_hot relu relu6 rms_norm rsqrt
 scaled_dot_product_attention sigmoid silu softmax softplus tanh topk
+"""
+
+# Taken apart although torch's default table would not: torch-mlir has no lowering, or only for some sizes.
+_TAKE_APART = """
+_adaptive_avg_pool2d upsample_linear1d upsample_bilinear2d upsample_trilinear3d
 """
 
 
@@ -28,5 +33,6 @@ def keep_table() -> dict[Any, Any]:
     for op in list(table.keys()):
         if getattr(op, "_overloadpacket", None) in kept:
             del table[op]
-    table.update(torch._decomp.get_decompositions([torch.ops.aten.squeeze.dims]))
+    packets = [getattr(torch.ops.aten, name) for name in _TAKE_APART.split()]
+    table.update(torch._decomp.get_decompositions([torch.ops.aten.squeeze.dims, *packets]))
     return table

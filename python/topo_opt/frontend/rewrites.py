@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from topo_opt.frontend.index_updates import index_add
+from topo_opt.frontend.index_updates import index_add, scatter
 from topo_opt.frontend.rewrites_division import DIVISION
 from topo_opt.frontend.rewrites_extrema import EXTREMA
 from topo_opt.frontend.rewrites_normalization import NORMALIZATION
@@ -24,4 +24,6 @@ REWRITES: dict[Any, Callable[..., Any]] = {
     **NORMALIZATION,
     torch.ops.aten.as_strided.default: as_strided,
     torch.ops.aten.index_add.default: index_add,
+    torch.ops.aten.index_put.default: scatter,
+    torch.ops.aten._unsafe_index_put.default: scatter,
 }

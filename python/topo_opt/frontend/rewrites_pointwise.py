@@ -13,6 +13,13 @@ aten = torch.ops.aten
 _LARGEST_POWER = 64
 
 
+def _equal(b: GraphBuilder, x: fx.Node, y: fx.Node) -> fx.Node | None:
+    """A float is not always equal to itself, as torch-mlir's folder takes it to be."""
+    if x is not y or not x.meta["val"].dtype.is_floating_point:
+        return None
+    return b.emit(aten.logical_not.default, b.emit(aten.ne.Tensor, x, x))
+
+
 def _is_finite(b: GraphBuilder, x: fx.Node) -> fx.Node | None:
     if not x.meta["val"].dtype.is_floating_point:
         return None
@@ -116,6 +123,7 @@ def _zeros_for_empty(size_from: Callable[..., Any]) -> Callable[..., Any]:
 
 
 POINTWISE: dict[Any, Callable[..., Any]] = {
+    aten.eq.Tensor: _equal,
     aten.isfinite.default: _is_finite,
     aten.reciprocal.default: _reciprocal,
     aten.gelu.default: _gelu,
