@@ -132,10 +132,43 @@ def _replay(program: Program, variant: Variant) -> list[Timing]:
     ]
 
 
+class PeerModule(torch.nn.Module):
+    """The program as a user would hand it to torch.compile: weights and state are buffers, calls pass the inputs alone.
+
+    With weights as plain arguments Inductor would copy them at every call or give up its CUDA graphs.
+    """
+
+    def __init__(self, program: Program, function: str, leaves: list[Any]):
+        super().__init__()
+        self.graph = program.aten[function].to_graph_module(program.device)
+        self.order: list[str | None] = []
+        self.constants: list[Any] = []
+        given = iter(leaves)
+        for i, entry in enumerate(program.aten[function].inputs):
+            value = next(given) if entry.kind == "input" else program.memory.tensors[entry.target]
+            named = entry.kind != "input"
+            if named:
+                self.register_buffer(f"tensor{i}", value)
+            self.order.append(f"tensor{i}" if named else None)
+            self.constants.append(None if named or isinstance(value, torch.Tensor) else (value,))
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """Calls the graph; `inputs` are the tensors among the caller's leaves."""
+        given, arguments = 0, []
+        for name, constant in zip(self.order, self.constants):
+            if name is not None:
+                arguments.append(getattr(self, name))
+            elif constant is not None:
+                arguments.append(constant[0])
+            else:
+                arguments.append(inputs[given])
+                given += 1
+        return self.graph(*arguments)
+
+
 def _peer(program: Program, function: str, mode: str, leaves: list[Any]) -> Timing:
-    module = program.aten[function].to_graph_module(program.device)
-    inputs = program.aten_inputs(function, leaves)
-    options = MODES[mode]
+    module, options = PeerModule(program, function, leaves), MODES[mode]
+    inputs = [v for v in leaves if isinstance(v, torch.Tensor)]
     start = time.perf_counter()
     try:
         with torch.no_grad():

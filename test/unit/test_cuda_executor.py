@@ -1,6 +1,7 @@
 """runtime.cuda without a GPU: a stand-in driver records what would be launched; graphs need the real machine."""
 
 import gc
+from dataclasses import replace
 
 import plan_samples as samples
 import pytest
@@ -12,6 +13,7 @@ from topo_opt.runtime import cuda, load
 from topo_opt.runtime.executor import kernel_arguments
 from topo_opt.runtime.kernel_module import load_function
 from topo_opt.runtime.plan import Descriptor, Kernel, KernelParam
+from topo_opt.runtime.steps import StepFailed
 
 triton = pytest.importorskip("triton")
 
@@ -109,6 +111,14 @@ def test_kernels_are_compiled_once_each_by_several_threads(driver, monkeypatch):
     ]
     cuda._compile_all(launches, torch.device("cuda"))
     assert all(launch.call is not None for launch in launches) and not driver.launches
+
+
+def test_a_kernel_that_does_not_compile_is_named(driver):
+    source = samples.add_kernel("k_add", "fp32", 64)
+    broken = replace(source, source=source.source.replace("a + b", "a @ b"))
+    with pytest.raises(StepFailed, match="kernel k_add does not compile") as caught:
+        cuda._compile_all([launch_of(broken, [torch.ones(64)] * 3)], torch.device("cuda"))
+    assert not caught.value.mutated
 
 
 def test_descriptors_are_made_once_on_the_host():

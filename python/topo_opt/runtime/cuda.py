@@ -34,6 +34,8 @@ class _Ready:
     graph: torch.cuda.CUDAGraph | None = None
     reason: str = ""
     warm: bool = False
+    broken: str = ""
+    """Why its kernels don't compile: found once, not tried again at every call."""
 
 
 class CudaExecutor:
@@ -63,6 +65,8 @@ class CudaExecutor:
                 ready = _Ready(self._bind(variant))
                 self.variants[id(variant)] = ready
             bound = ready.bound
+            if ready.broken:
+                raise StepFailed(ready.broken, mutated=False)
             if not ready.warm:
                 self._warm_up(ready, leaves)
             bound.copy_in(leaves)
@@ -106,7 +110,11 @@ class CudaExecutor:
         Raises `StepFailed` with the state as it was before.
         """
         bound = ready.bound
-        _compile_all([s.run for s in bound.steps if isinstance(s.run, _Launch)], self.device)
+        try:
+            _compile_all([s.run for s in bound.steps if isinstance(s.run, _Launch)], self.device)
+        except StepFailed as error:
+            ready.broken = error.message
+            raise
         state = bound.mutated_tensors()
         saved = [t.clone() for t in state]
         side = torch.cuda.Stream(self.device)
@@ -203,19 +211,19 @@ def _compile_all(launches: list[_Launch], device: torch.device) -> None:
             launch.compile()
 
         with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            for future in [pool.submit(compile_one, launch) for launch in first]:
-                _kernel_error(future)
+            for launch, future in [(launch, pool.submit(compile_one, launch)) for launch in first]:
+                _named(launch, future.result)
     for launch in launches:
-        launch.compile()
+        _named(launch, launch.compile)
 
 
-def _kernel_error(future: concurrent.futures.Future[None]) -> None:
+def _named(launch: _Launch, compile_it: Callable[[], None]) -> None:
     try:
-        future.result()
+        compile_it()
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+        lines = str(error).strip().splitlines() or [""]
         raise StepFailed(
-            f"a kernel does not compile: {type(error).__name__}: {lines[-1][:300]}", mutated=False
+            f"kernel {launch.name} does not compile: {type(error).__name__}: {lines[-1][:300]}", mutated=False
         ) from error
 
 

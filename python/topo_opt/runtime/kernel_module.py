@@ -6,6 +6,8 @@ import linecache
 from pathlib import Path
 from typing import Any
 
+from topo_opt.errors import InputError
+
 
 def load_module(source: str, file: str) -> dict[str, Any]:
     """Executes a checked kernel file and returns its names.
@@ -22,5 +24,13 @@ def load_module(source: str, file: str) -> dict[str, Any]:
 
 
 def load_function(source: str, file: str, name: str) -> Any:
-    """The Triton function `name` of a kernel file: compiled, or interpreted inside `interpreter.interpreting()`."""
-    return load_module(source, file)[name]
+    """The Triton function `name` of a kernel file: compiled, or interpreted inside `interpreter.interpreting()`.
+
+    Raises:
+        InputError: the file does not load with this version of Triton, or lacks the function.
+    """
+    try:
+        return load_module(source, file)[name]
+    except Exception as error:
+        # Whatever Triton's decorator or an import raises, the user's problem is this bundle with this Triton.
+        raise InputError(f"{file} can't be loaded: {type(error).__name__}: {str(error)[:200]}") from error
