@@ -54,6 +54,8 @@ class CudaExecutor:
         self.variants: dict[int, _Ready] = {}
         self.pool: Any = None
         self.device = memory.device
+        with torch.cuda.device(self.device):
+            self.done = torch.cuda.Event()
         memory.arena(
             max((v.arena_bytes for f in bundle.plan.functions.values() for v in f.variants), default=0)
         )
@@ -67,6 +69,9 @@ class CudaExecutor:
             bound = ready.bound
             if ready.broken:
                 raise StepFailed(ready.broken, mutated=False)
+            # Calls share static memory, and the next one may come on another stream.
+            stream = torch.cuda.current_stream()
+            stream.wait_event(self.done)
             if not ready.warm:
                 self._warm_up(ready, leaves)
             bound.copy_in(leaves)
@@ -74,7 +79,9 @@ class CudaExecutor:
                 ready.graph.replay()
             else:
                 bound.run_steps()
-            return bound.copy_out(leaves)
+            results = bound.copy_out(leaves)
+            self.done.record(stream)
+            return results
 
     def status(self, variant: Variant) -> VariantStatus:
         ready = self.variants.get(id(variant))
@@ -129,6 +136,7 @@ class CudaExecutor:
         except RuntimeError as error:
             raise StepFailed(f"the first run failed: {str(error).splitlines()[0]}", mutated=False) from error
         finally:
+            torch.cuda.current_stream().wait_stream(side)
             _restore(state, saved)
         ready.reason = self._graph_obstacle(bound.variant)
         if not ready.reason:
