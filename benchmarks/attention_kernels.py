@@ -131,8 +131,9 @@ def tiles(case: Case) -> list[dict[str, int]]:
         names = ("m", "n", "warps", "stages")
         depth = 64 if case.d <= 64 else 128
         rest = {"pack": 1, "splits": 1}
-        found = [dict(zip(names, t)) | rest | {"bounds": 0} for t in PREFILL[depth]]
-        return found + [t | {"bounds": 1} for t in found[:5] if case.mask]
+        found = [dict(zip(names, t)) | rest | {"bounds": 0, "tma": 0} for t in PREFILL[depth]]
+        found += [t | {"bounds": 1} for t in found[:5] if case.mask]
+        return found + [t | {"tma": 1} for t in found]
     fill = max(1, 1 << (132 // (case.b * case.g)).bit_length())
     splits = sorted(
         {
@@ -142,7 +143,7 @@ def tiles(case: Case) -> list[dict[str, int]]:
         }
     )
     return [
-        {"m": 16, "n": n, "warps": w, "stages": s, "pack": group, "splits": p, "bounds": bounds}
+        {"m": 16, "n": n, "warps": w, "stages": s, "pack": group, "splits": p, "bounds": bounds, "tma": 0}
         for (n, w, s), p, bounds in itertools.product(DECODE, splits, (0, 1))
         if case.n // p >= n
     ]
@@ -233,12 +234,24 @@ def options(entry: dict[str, Any]) -> dict[str, Any]:
     return {**entry["constexprs"], "num_warps": entry["num_warps"], "num_stages": entry["num_stages"]}
 
 
+def described(buffer: Any, param: dict[str, Any]) -> Any:
+    """The argument for a parameter: the buffer, or a tensor descriptor of it."""
+    if param["descriptor"] is None:
+        return buffer
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    made = param["descriptor"]
+    return TensorDescriptor(buffer, made["shape"], made["strides"], made["block"])
+
+
 def compile_one(task: tuple[str, dict[str, Any]]) -> str:
     """Compiles a kernel into Triton's cache; returns what went wrong."""
     import torch
 
     folder, entry = task
-    kinds = [getattr(torch, DTYPES[p["dtype"]]) for p in entry["params"]]
+    from triton.runtime.jit import MockTensor
+
+    kinds = [described(MockTensor(getattr(torch, DTYPES[p["dtype"]])), p) for p in entry["params"]]
     try:
         load_kernel(Path(folder), entry).warmup(*kinds, grid=tuple(entry["grid"]), **options(entry))
     except Exception as error:  # a tile that does not fit is a row of the table, not the end of the sweep
@@ -402,7 +415,7 @@ def _try(folder: Path, entry: dict[str, Any], inputs: Inputs) -> tuple[float, fl
 
     def launch(tensors: list[Any], out: Any) -> None:
         buffers = {"arg": tensors, "result": [out], "scratch": scratch}
-        arguments = [buffers[p["kind"]][p["index"]] for p in entry["params"]]
+        arguments = [described(buffers[p["kind"]][p["index"]], p) for p in entry["params"]]
         function[tuple(entry["grid"])](*arguments, **options(entry))
 
     try:

@@ -16,6 +16,7 @@ from torch_mlir import ir
 
 from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.triton import lower_kernel
+from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.dialects import load
 from topo_opt.errors import UnsupportedError
 from topo_opt.runtime.interpreter import interpreting, launch
@@ -312,6 +313,17 @@ def test_keys_and_values_through_descriptors(name):
     source = check(*qkv(**sizes), causal=causal, tile=tile)
     assert [p.name for p in source.params if p.descriptor] == ["keys", "values"]
     assert "in1" not in source.source.split("def k_attention")[1]
+
+
+@pytest.mark.parametrize("m,splits", [(20, 1), (1, 4)])
+def test_offsets_of_64_bits(m, splits, monkeypatch):
+    monkeypatch.setattr(Kernel, "wide", True)
+    q, k, v = qkv(2, 4, 2, m, 150, 16)
+    mask = torch.rand(2, 1, m, 150) < 0.5
+    tile = dict(m=16, n=32, warps=4, stages=2, pack=2 if m == 1 else 1, splits=splits, bounds=1)
+    source = check(q, k, v, mask, tile=tile)
+    check(q, k, v, causal=True, tile={**tile, "bounds": 0, "tma": 1})
+    assert "n = (n0 + tl.arange(0, BLOCK_N)[None, :]).to(tl.int64)" in source.source
 
 
 def test_split_counters_are_left_at_zero():

@@ -6,17 +6,19 @@ key once; or the rows of one query head (`pack` = 1). Few programs on long keys 
 partial result and the last one to finish combines them (`attention_split`).
 
 `topo.kernel` of this family: `tile` = `m` (rows), `n` (keys), `warps`, `stages`, `pack`, `splits`, and
-`bounds` (1: look for the keys that a boolean mask allows first, see `attention_bounds`).
+`bounds` (1: look for the keys that a boolean mask allows first, see `attention_bounds`),
+`tma` (1: keys and values through tensor descriptors, see `attention_descriptors`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from topo_opt.codegen.kernel_source import KernelSource, Param
-from topo_opt.codegen.triton import attention_bounds
+from topo_opt.codegen.triton import attention_bounds, attention_descriptors
 from topo_opt.codegen.triton.attention_problem import Problem, read_problem
 from topo_opt.codegen.triton.attention_split import Split, exponential
 from topo_opt.codegen.triton.element_types import storage_type
@@ -30,6 +32,8 @@ from topo_opt.structured.index import Expr, symbol
 LOG2E = 1.4426950408889634
 SMALLEST_DOT = 16
 """`tl.dot` takes no dimension under this."""
+_POSITIONS = ("row", "n", "nv", "ns")
+"""Axes whose offsets may need 64 bits; program numbers and bounds of loops never do."""
 NEVER = 'float("-inf")'
 
 
@@ -88,6 +92,24 @@ class _Attention:
         self.block_s = attention_bounds.scan_block(self._mask_rows, problem.keys)
         self.axes = self._axes()
         self.emitter = Emitter(kernel.graph, self.writer, self.axes, pointers, fast=kernel.fast)
+        self.described: dict[int, str] = {}
+        if tile.get("tma", 0):
+            self._describe()
+
+    def _describe(self) -> None:
+        """Descriptors of k and v, by operand position."""
+        blocks = ((1, "keys", "n", "dk", self.block_d), (2, "values", "nv", "e", self.block_e))
+        for position, name, key, depth, block in blocks:
+            indices = self.problem.key_indices(
+                self._symbol("b"), self._head, self._symbol(key), self._symbol(depth)
+            )
+            operand = self.problem.node.operands[position]
+            found = attention_descriptors.find(self.emitter, operand, indices, key, depth, frozenset("bg"))
+            self.params.append(found.param(self.kernel.graph, name, (self.block_n, block)))
+            outer = self.emitter.index(found.outer) if found.outer.is_constant else found.outer.source()
+            outer = f"({outer}).to(tl.int32)" if self.kernel.wide else outer
+            shape = f"(BLOCK_N, {'BLOCK_D' if position == 1 else 'BLOCK_E'})"
+            self.described[position] = f"{name}.load([{outer}, n0, 0]).reshape{shape}"
 
     # -- index space --------------------------------------------------------------------------------------------------
 
@@ -98,8 +120,8 @@ class _Attention:
             return Axis(name, size, name, f"{name}_mask" if size % block else None)
 
         return {
-            "b": Axis("b", problem.batch, "b"),
-            "g": Axis("g", self.groups, "g"),
+            "b": Axis("b", problem.batch, "b", scalar=True),
+            "g": Axis("g", self.groups, "g", scalar=True),
             "row": axis("row", self.rows, self.block_m),
             "d": axis("d", problem.depth, self.block_d),
             "dk": axis("dk", problem.depth, self.block_d),
@@ -144,6 +166,8 @@ class _Attention:
     def _define(self, name: str, code: str) -> None:
         """Defines an axis variable and, where its block reaches past the end, its mask."""
         axis = self.emitter.axes[name]
+        if self.kernel.wide and name in _POSITIONS:
+            code = f"({code}).to(tl.int64)"
         self.writer.line(f"{axis.source} = {code}")
         if axis.mask:
             self.writer.line(f"{axis.mask} = {axis.source} < {axis.size}")
@@ -179,7 +203,7 @@ class _Attention:
 
     def _define_program(self) -> None:
         line, wide = self.writer.line, ".to(tl.int64)" if self.kernel.wide else ""
-        line(f"pid = tl.program_id(0){wide}")
+        line("pid = tl.program_id(0)")
         block = "pid" if self.row_blocks == 1 else f"pid % {self.row_blocks}"
         if self.row_blocks > 1:
             line(f"group = pid // {self.row_blocks}")
@@ -189,8 +213,8 @@ class _Attention:
         else:
             line("group = pid")
             line("row0 = 0")
-        line(f"b = group // {self.groups}")
-        line(f"g = group % {self.groups}")
+        line(f"b = (group // {self.groups}){wide}" if wide else f"b = group // {self.groups}")
+        line(f"g = (group % {self.groups}){wide}" if wide else f"g = group % {self.groups}")
         self._define("row", "row0 + tl.arange(0, BLOCK_M)[:, None]")
         self._define("d", "tl.arange(0, BLOCK_D)[None, :]")
         self._define("dk", "tl.arange(0, BLOCK_D)[:, None]")
@@ -202,7 +226,9 @@ class _Attention:
         low, high, length = "0", str(problem.keys), str(self.chunk)
         ragged = bool(problem.keys % self.block_n)
         if self.bounded:
-            attention_bounds.emit(self.emitter, self._allowed, self.block_s, problem.keys)
+            attention_bounds.emit(
+                self.emitter, self._allowed, self.block_s, problem.keys, wide=self.kernel.wide
+            )
             low, high = "first // BLOCK_N * BLOCK_N", "last"
             if self.splits > 1:
                 line(f"first = {low}")
@@ -265,9 +291,12 @@ class _Attention:
         ):
             self._define("n", "n0 + tl.arange(0, BLOCK_N)[None, :]")
             self._define("nv", "n0 + tl.arange(0, BLOCK_N)[:, None]")
-            keys = self._tile(
-                problem.node.operands[1], [self._head, self._symbol("n")], "dk", "n", "(BLOCK_D, BLOCK_N)"
-            )
+            if 1 in self.described:
+                keys = bind(f"{self.described[1]}.T", "k")
+            else:
+                keys = self._tile(
+                    problem.node.operands[1], [self._head, self._symbol("n")], "dk", "n", "(BLOCK_D, BLOCK_N)"
+                )
             scores = bind(f"tl.dot({query}, {keys}{exact})", "qk")
             scores = self._masked_scores(scores, bounds)
             line(f"new_best = tl.maximum(best, tl.max({scores}, 1){self._before})")
@@ -278,9 +307,16 @@ class _Attention:
             line(f"decay = {exponential(f'best - {shift}', self._after)}")
             line("total = total * decay + tl.sum(weights, 1)")
             line("acc = acc * decay[:, None]")
-            values = self._tile(
-                problem.node.operands[2], [self._head, self._symbol("nv")], "nv", "e", "(BLOCK_N, BLOCK_E)"
-            )
+            if 2 in self.described:
+                values = bind(self.described[2], "v")
+            else:
+                values = self._tile(
+                    problem.node.operands[2],
+                    [self._head, self._symbol("nv")],
+                    "nv",
+                    "e",
+                    "(BLOCK_N, BLOCK_E)",
+                )
             narrow = "" if problem.element == "f32" else f".to({storage_type(problem.element)})"
             line(f"acc = tl.dot(weights{narrow}, {values}, acc{exact})")
             line("best = new_best")
@@ -367,14 +403,15 @@ class _Attention:
             "BLOCK_E": self.block_e,
         }
         programs = self.problem.batch * self.groups * self.row_blocks
-        params, scratch = tuple(self.params), ()
+        text = self.writer.text()
+        params, scratch = tuple(p for p in self.params if re.search(rf"\b{p.name}\b", text)), ()
         if self.splits > 1:
             scratch = self.split.scratch(programs)
             params += tuple(
                 Param(name, "scratch", i, s.dtype) for i, (name, s) in enumerate(zip(Split.NAMES, scratch))
             )
         signature = ", ".join([p.name for p in params] + [f"{b}: tl.constexpr" for b in blocks])
-        body = f"@triton.jit\ndef {kernel.name}({signature}):\n{self.writer.text()}"
+        body = f"@triton.jit\ndef {kernel.name}({signature}):\n{text}"
         return KernelSource(
             name=kernel.name,
             source=kernel.file(body),

@@ -23,26 +23,28 @@ def scan_block(rows: int, keys: int) -> int:
     return min(next_power_of_two(keys), ONE_LOAD if rows == 1 else max(16, SCANNED_ELEMENTS // rows))
 
 
-def emit(emitter: Emitter, allowed: Callable[[], str], block: int, keys: int) -> None:
+def emit(emitter: Emitter, allowed: Callable[[], str], block: int, keys: int, *, wide: bool) -> None:
     """Defines `first`, a lower bound of the keys seen, and `last`, one more than the largest.
 
     Args:
         allowed: writes the mask over the key axis `ns`, whose block starts at `at`, and returns its source.
+        wide: `ns` has 64 bits.
     """
     line = emitter.writer.line
+    narrow = ".to(tl.int32)" if wide else ""
     if block >= keys:
         line("at = 0")
         seen = allowed()
-        line(f"last = tl.max(tl.where({seen}, ns + 1, 0))")
-        line(f"first = tl.min(tl.where({seen}, ns, {keys}))")
+        line(f"last = tl.max(tl.where({seen}, ns + 1, 0)){narrow}")
+        line(f"first = tl.min(tl.where({seen}, ns, {keys})){narrow}")
         return
     line("last = 0")
     line(f"at = {-(-keys // block) * block}")
     with emitter.scope("while (at > 0) & (last == 0):"):
         line(f"at -= {block}")
-        line(f"last = tl.max(tl.where({allowed()}, ns + 1, 0))")
+        line(f"last = tl.max(tl.where({allowed()}, ns + 1, 0)){narrow}")
     line(f"first = {keys}")
     line("at = 0")
     with emitter.scope(f"while (at < last) & (first == {keys}):"):
-        line(f"first = tl.min(tl.where({allowed()}, ns, {keys}))")
+        line(f"first = tl.min(tl.where({allowed()}, ns, {keys})){narrow}")
         line(f"at += {block}")
