@@ -131,7 +131,12 @@ def _finite(text: str) -> float:
     return value
 
 
-_PARSERS: dict[Any, Callable[[str], Any]] = {bool: lambda t: _TRUTH[t.lower()], int: int, float: _finite, str: str}
+_PARSERS: dict[Any, Callable[[str], Any]] = {
+    bool: lambda t: _TRUTH[t.lower()],
+    int: int,
+    float: _finite,
+    str: str,
+}
 _EXPECTED = {bool: "true or false", int: "a whole number", float: "a finite number", str: "text"}
 
 

@@ -16,7 +16,9 @@ config.excludes = ["Inputs", "unit", "lit.cfg.py"]
 config.test_source_root = str(Path(__file__).parent)
 config.test_exec_root = os.environ.get("TOPO_LIT_OUTPUT", str(Path(__file__).parent.parent / "build" / "lit"))
 
-config.environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), config.environment.get("PATH", "")])
+config.environment["PATH"] = os.pathsep.join(
+    [str(Path(sys.executable).parent), config.environment.get("PATH", "")]
+)
 config.environment["OMP_NUM_THREADS"] = "1"
 config.substitutions += [
     ("%inputs", str(Path(__file__).parent / "Inputs")),

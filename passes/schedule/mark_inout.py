@@ -36,7 +36,7 @@ class MarkInout(Pass):
 def _rewritten(function: ir.Operation) -> list[list[int]]:
     """Pairs (result, argument) of one buffer."""
     graph = read(function)
-    pairs = []
+    pairs: list[list[int]] = []
     for position, value in enumerate(graph.returns):
         producer = graph.producer(value)
         destinations = (

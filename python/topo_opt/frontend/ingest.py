@@ -91,7 +91,8 @@ def ingest(
     context = load(ir.Context())
     with context, ir.Location.unknown():
         whole = ir.Module.create()
-    records, remarks = [], []
+    records: list[FunctionRecord] = []
+    remarks: list[Remark] = []
     for function, exported in programs.items():
         decomposed = decompose(exported)
         variants = list((buckets or {}).get(function) or [{}])

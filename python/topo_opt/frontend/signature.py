@@ -87,7 +87,7 @@ def tree_as_json(spec: Any) -> dict[str, Any]:
     if name in ("dict", "OrderedDict", "defaultdict"):
         return {"type": "dict", "keys": _keys(spec.context), "children": children}
     if name == "namedtuple" or hasattr(spec.type, "_fields"):
-        cls = spec.context if isinstance(spec.context, type) else spec.type
+        cls: Any = spec.context if isinstance(spec.context, type) else spec.type
         return {"type": "namedtuple", "class": f"{cls.__module__}.{cls.__qualname__}",
                 "keys": list(cls._fields), "children": children}  # fmt: skip
     return {"type": "object", "class": qualified, "keys": _keys(spec.context), "children": children}

@@ -68,4 +68,6 @@ def cluster(
         ValueError: lengths differ, or an edge goes backwards.
     """
     sources, targets, alignments, sizes = ([e[i] for e in edges] for i in range(4))
-    return _sim.cluster(kinds, rows, cols, orders, costs, inputs, sources, targets, alignments, sizes, max_inputs)
+    return _sim.cluster(
+        kinds, rows, cols, orders, costs, inputs, sources, targets, alignments, sizes, max_inputs
+    )

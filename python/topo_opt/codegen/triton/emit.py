@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from torch_mlir import ir
 
@@ -20,11 +21,15 @@ from topo_opt.codegen.triton.values import Axis, Complex, Scalar, Value
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.access import VIEWS, Condition, domain_indices, is_empty_reduction, view_sources
-from topo_opt.structured.graph import Graph, Node
+from topo_opt.structured.graph import Graph, Map, Node
 from topo_opt.structured.index import Expr, const, contiguous_strides, linearize, strided
 
 Seed = tuple[int, tuple[Expr, ...]]
 ReductionHook = Callable[[Node, int, tuple[Expr, ...]], Scalar]
+
+
+def _same(value: Scalar) -> Scalar:
+    return value
 
 
 @dataclass
@@ -312,6 +317,10 @@ class Emitter:
             return self.from_index(value.index, value.element)
         return replace(value, source=self.writer.bind(f"{value.narrow}.to({compute_type(value.element)})"))
 
+    def operand(self, operand: int, index_map: Map, loop: Sequence[Expr]) -> Scalar:
+        """The element of an operand of a loop nest that a body at loop indices `loop` sees."""
+        return self.value(operand, index_map.apply(loop))
+
     def body(
         self,
         node: Node,
@@ -331,10 +340,10 @@ class Emitter:
         bound: dict[int, Callable[[], Scalar]] = {}
         for position, argument in enumerate(block.arguments):
             if outputs is not None and position >= node.inputs:
-                bound[hash(argument)] = lambda v=outputs[position - node.inputs]: v
+                bound[hash(argument)] = partial(_same, outputs[position - node.inputs])
             else:
                 operand, index_map = node.operands[position], node.maps[position]
-                bound[hash(argument)] = lambda o=operand, m=index_map: self.value(o, m.apply(loop))
+                bound[hash(argument)] = partial(self.operand, operand, index_map, loop)
         terminator = block.operations[len(block.operations) - 1].operation
         region = Region(self, bound, loop)
         return [region.scalar(terminator.operands[p]) for p in positions]

@@ -11,7 +11,9 @@ cols to the indices of a tensor that spans both, which fixes the row-major order
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 
 from torch_mlir import ir
@@ -20,7 +22,7 @@ from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.triton.element_types import compute_type
 from topo_opt.codegen.triton.emit import Axis, Complex, Emitter, Scalar, Value
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
-from topo_opt.codegen.triton.reductions import recognise
+from topo_opt.codegen.triton.reductions import Combiner, recognise
 from topo_opt.codegen.triton.regions import Region
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
@@ -159,7 +161,7 @@ class _Loops:
             raise UnsupportedError(f"a reduction over {sizes} in a kernel of {self.space.col_count} columns")
         return delinearize(column, sizes)
 
-    def _term(self, node: Node, position: int, indices: tuple[Expr, ...]) -> tuple[Value, object] | None:
+    def _term(self, node: Node, position: int, indices: tuple[Expr, ...]) -> tuple[Value, Combiner] | None:
         """The masked value to reduce and its combiner, or None when the body is not a known combination."""
         element = self.kernel.graph.values[node.results[position]].element
         loop = domain_indices(node, position, indices, self._reduction_loop(node, self.space.r))
@@ -171,9 +173,7 @@ class _Loops:
         term = self._region_value(node, loop, known.term)
         return self._masked(term, known.combiner.identity, element), known.combiner
 
-    def _contract_term(self, node: Node, loop: list[Expr], element: str) -> tuple[Value, object]:
-        from topo_opt.codegen.triton.reductions import Combiner
-
+    def _contract_term(self, node: Node, loop: list[Expr], element: str) -> tuple[Value, Combiner]:
         factors = [self.emitter.real(node.operands[i], node.maps[i].apply(loop)) for i in range(2)]
         texts = [f"{self.emitter.tensor(f)}.to({compute_type(element)})" for f in factors]
         product = Value(self.writer.bind(" * ".join(texts)), element, factors[0].depends | factors[1].depends)
@@ -181,9 +181,9 @@ class _Loops:
 
     def _region_value(self, node: Node, loop: list[Expr], wanted: ir.Value) -> Value:
         block = node.op.regions[0].blocks[0]
-        bound = {
-            hash(a): (lambda o=node.operands[i], m=node.maps[i]: self.emitter.value(o, m.apply(loop)))
-            for i, a in enumerate(block.arguments)
+        bound: dict[int, Callable[[], Scalar]] = {
+            hash(argument): partial(self.emitter.operand, operand, index_map, loop)
+            for argument, operand, index_map in zip(block.arguments, node.operands, node.maps)
         }
         found = Region(self.emitter, bound, loop).scalar(wanted)
         if isinstance(found, Complex):
@@ -284,7 +284,8 @@ class _Loops:
 
     def _reduce_level(self, level: list[Request]) -> None:
         graph = self.kernel.graph
-        plain, sequential = [], {}
+        plain: list[Request] = []
+        sequential: dict[tuple[int, tuple[Expr, ...]], list[Request]] = {}
         for request in level:
             node = graph.nodes[request[0]]
             element = graph.values[node.results[request[1]]].element
@@ -363,8 +364,8 @@ class _Loops:
 def _same_number(a: str, b: str) -> bool:
     """Whether two literals are the same number."""
     names = {"True": "1", "False": "0"}
-    strip = lambda t: names.get(t, t).removeprefix("float('").removesuffix("')")  # noqa: E731
-    return float(strip(a)) == float(strip(b))
+    left, right = (names.get(t, t).removeprefix("float('").removesuffix("')") for t in (a, b))
+    return float(left) == float(right)
 
 
 __all__ = ["Space", "lower", "next_power_of_two", "read_space"]

@@ -146,7 +146,7 @@ def _atomic(emitter: Emitter, node: Node) -> str | None:
     element = emitter.graph.values[node.results[0]].element
     op = None if hash(yielded) == hash(current) else yielded.owner.operation
     known = op is not None and {hash(o) for o in op.operands} == {hash(update), hash(current)}
-    if not known or op.name not in _ATOMICS or element in (*NARROW_FLOATS, "i1", "i8", "i16"):
+    if op is None or not known or op.name not in _ATOMICS or element in (*NARROW_FLOATS, "i1", "i8", "i16"):
         name = "its body" if op is None else op.name
         raise UnsupportedError(
             f"a scatter that combines by {name} in {element} has no atomic", hint="the op is left to ATen"
