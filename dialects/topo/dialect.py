@@ -7,7 +7,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import ext
 
 
-class Topo(ext.Dialect, name="topo"):
+class Topo(ext.Dialect, name="topo"):  # type: ignore[call-arg]
     """Ops of topo-opt on tensors."""
 
 

@@ -8,7 +8,7 @@ from torch_mlir.dialects import ext
 from topo_opt.dialects.topo.dialect import Topo, static_tensor, verifier
 
 
-class AttentionOp(Topo.Operation, name="attention", traits=[ext.Pure]):
+class AttentionOp(Topo.Operation, name="attention", traits=[ext.Pure]):  # type: ignore[call-arg]
     """`topo.attention(q, k, v, mask?) {scale, causal}`: `softmax(scale * q k^T + mask) v` per batch and head.
 
     `q` BxHxMxD, `k` BxGxNxD, `v` BxGxNxE, H a multiple of G (query head h reads key head `h // (H / G)`). `mask` has rank 4

@@ -8,7 +8,7 @@ from torch_mlir.dialects import ext
 from topo_opt.dialects.topo.dialect import Topo, static_tensor, verifier
 
 
-class DemoteOp(Topo.Operation, name="demote", traits=[ext.Pure]):
+class DemoteOp(Topo.Operation, name="demote", traits=[ext.Pure]):  # type: ignore[call-arg]
     """`topo.demote(x)`: `x` (f32) rounded to f16 or bf16, because eager stores this intermediate so.
 
     A consumer in the same kernel may use `x` itself. A cast the user wrote is `arith.truncf`, which is always kept.

@@ -8,7 +8,7 @@ from torch_mlir.dialects import ext
 from topo_opt.dialects.topo.dialect import Topo, static_tensor, verifier
 
 
-class IndexUpdateOp(Topo.Operation, name="index_update", traits=[ext.Pure]):
+class IndexUpdateOp(Topo.Operation, name="index_update", traits=[ext.Pure]):  # type: ignore[call-arg]
     """`topo.index_update(dest, source, index) {dim}`: `dest` with `dest[..., index[i], ...] = source[..., i, ...]`.
 
     `index` is 1-D and of an integer type, its values are in `[0, dest.shape[dim])` and distinct; `source` has the shape of

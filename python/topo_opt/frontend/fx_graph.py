@@ -197,12 +197,12 @@ class _Specializer:
             return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
 
     def _call(self, node: fx.Node) -> Argument:
-        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.env.__getitem__)
         target = node.target
-        if target is operator.getitem:
-            return args[0][args[1]]
         if isinstance(target, HigherOrderOperator):
             raise _NotStatic(node, f"control flow or a higher-order op ({target})")
+        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), self.env.__getitem__)
+        if target is operator.getitem:
+            return args[0][args[1]]
         if not isinstance(target, OpOverload):
             return target(*args, **kwargs)  # arithmetic on sizes
         schema = target._schema
