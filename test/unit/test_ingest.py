@@ -135,6 +135,17 @@ def test_a_function_whose_sizes_depend_on_data_is_left_whole():
     assert [n["op"] for n in record.aten_program()["nodes"]][-1] == "aten.mul.Tensor"
 
 
+def test_control_flow_is_left_whole_with_its_bodies():
+    class Either(nn.Module):
+        def forward(self, x):
+            return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    result = ingest({"main": export(Either(), (torch.randn(3),), strict=False)})
+    (record,), (remark,) = result.functions, result.remarks
+    assert record.symbol is None and "control flow" in remark.reason
+    assert '"graph"' in json.dumps(record.aten_program())
+
+
 def test_what_is_left_to_aten_has_its_reason_and_line():
     class Mixed(nn.Module):
         def forward(self, x):
