@@ -15,6 +15,7 @@ from topo_opt.codegen.plan_graph import Argument, Node, PlanGraph, Result, is_co
 from topo_opt.errors import CompilerCrash, UnsupportedError, UntrustedError
 from topo_opt.runtime import plan as rt
 from topo_opt.runtime import strict_json
+from topo_opt.runtime.plan_check import from_json
 
 N = 4
 
@@ -47,14 +48,14 @@ def test_plan_json_round_trips_and_is_deterministic():
         for _ in range(2)
     ]
     assert texts[0] == texts[1]
-    plan = rt.from_json(strict_json.parse(texts[0], "plan.json"))
+    plan = from_json(strict_json.parse(texts[0], "plan.json"))
     assert strict_json.dumps(plan.to_json()) == texts[0]
 
 
 def test_other_schema_is_refused_with_both_numbers():
     value = samples.build(samples.CACHE_IR, samples.CACHE_KERNELS).plan.to_json()
     with pytest.raises(UntrustedError, match="schema 99, this version reads schema 1"):
-        rt.from_json(value | {"schema": 99})
+        from_json(value | {"schema": 99})
 
 
 UPDATE = """

@@ -22,6 +22,7 @@ from topo_opt.codegen.plan_inplace import AvoidedRewrite, share_storage
 from topo_opt.errors import CompilerCrash, InputError
 from topo_opt.runtime import plan as rt
 from topo_opt.runtime.dtypes import from_triton_name
+from topo_opt.runtime.plan_check import check
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def build_plan(
         for c in found
     ]
     plan = rt.Plan(rt.SCHEMA, kernels, functions, dict(meta or {}) | {"copies": avoided})
-    rt.check(plan)
+    check(plan)
     return BuiltPlan(plan, constants, copies)
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from topo_opt.errors import InputError, UntrustedError
 from topo_opt.runtime import strict_json
-from topo_opt.runtime.plan import Plan, from_json
+from topo_opt.runtime.plan import Plan
+from topo_opt.runtime.plan_check import from_json
 from topo_opt.runtime.pytree import check_tree
 from topo_opt.runtime.strict_json import Json
 

@@ -1,0 +1,233 @@
+"""Reads plan.json: types first, then everything that types don't say, so that executors can trust every number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from topo_opt.errors import UntrustedError
+from topo_opt.runtime import strict_json
+from topo_opt.runtime.dtypes import BY_TORCH, BY_TRITON
+from topo_opt.runtime.plan import (
+    ALIGNMENT,
+    MAX_ELEMENTS,
+    MAX_SHARED_BYTES,
+    SCHEMA,
+    AtenStep,
+    Buffer,
+    CopyStep,
+    InputLeaf,
+    Kernel,
+    KernelStep,
+    Plan,
+    Step,
+    Variant,
+    ViewStep,
+    read,
+    written,
+)
+from topo_opt.runtime.strict_json import Json
+
+
+def from_json(value: Json) -> Plan:
+    """A checked plan. Raises `UntrustedError` that names the field."""
+    version = value.get("schema") if isinstance(value, Mapping) else None
+    if version != SCHEMA:
+        raise UntrustedError(
+            f"the bundle has plan schema {version!r}, this version reads schema {SCHEMA}",
+            hint="compile the model again with this version of topo-opt",
+        )
+    plan = strict_json.decode(Plan, value, "plan")
+    check(plan)
+    return plan
+
+
+def check(plan: Plan) -> None:
+    """Checks everything that the types alone don't say. Raises `UntrustedError`."""
+    for name, kernel in plan.kernels.items():
+        _check_kernel(f"plan.kernels.{name[:80]}", kernel)
+    if not plan.functions:
+        raise UntrustedError("plan.functions is empty: the bundle has nothing to run")
+    for name, function in plan.functions.items():
+        where = f"plan.functions.{name[:80]}"
+        if not name.isidentifier():
+            raise UntrustedError(f"{where}: a function name should be an identifier")
+        if not function.variants and function.aten_reason is None:
+            raise UntrustedError(f"{where} has no variants and no reason for it")
+        for i, variant in enumerate(function.variants):
+            _VariantCheck(f"{where}.variants[{i}]", variant, plan.kernels).run()
+
+
+def _require(good: bool, text: str) -> None:
+    if not good:
+        raise UntrustedError(text)
+
+
+def _check_kernel(where: str, k: Kernel) -> None:
+    parts = k.file.split("/")
+    _require(
+        len(parts) == 2
+        and parts[0] == "kernels"
+        and parts[1].endswith(".py")
+        and parts[1][:-3].isidentifier(),
+        f"{where}.file should be kernels/<identifier>.py, not {k.file[:80]!r}",
+    )
+    _require(k.function.isidentifier(), f"{where}.function is not an identifier: {k.function[:80]!r}")
+    _require(
+        1 <= k.grid[0] < 2**31 and all(1 <= g <= 65535 for g in k.grid[1:]),
+        f"{where}.grid {list(k.grid)} is out of range",
+    )
+    _require(
+        k.num_warps in (1, 2, 4, 8, 16, 32),
+        f"{where}.num_warps is {k.num_warps}, not a power of two up to 32",
+    )
+    _require(1 <= k.num_stages <= 64, f"{where}.num_stages is {k.num_stages}, not 1 to 64")
+    names = [p.name for p in k.params] + list(k.constexprs)
+    _require(len(set(names)) == len(names), f"{where} has a parameter name twice")
+    for p in k.params:
+        _require(p.name.isidentifier(), f"{where}: parameter name {p.name[:80]!r} is not an identifier")
+        _require(p.dtype in BY_TRITON, f"{where}.{p.name}: {p.dtype[:80]!r} is not a Triton element type")
+        if d := p.descriptor:
+            _require(
+                1 <= len(d.shape) <= 5 and len(d.shape) == len(d.strides) == len(d.block),
+                f"{where}.{p.name}: shape, strides and block of a descriptor need one rank of 1 to 5",
+            )
+            _require(
+                min(d.shape) >= 1 and min(d.block) >= 1 and min(d.strides) >= 1 and d.strides[-1] == 1,
+                f"{where}.{p.name}: a descriptor needs positive sizes and a contiguous last dimension",
+            )
+    if k.resources:
+        _require(
+            k.resources.shared <= MAX_SHARED_BYTES,
+            f"{where} needs {k.resources.shared} bytes of shared memory",
+        )
+
+
+class _VariantCheck:
+    """Checks one variant, keeping the extent in elements of every buffer."""
+
+    def __init__(self, where: str, variant: Variant, kernels: Mapping[str, Kernel]):
+        self.where, self.v, self.kernels = where, variant, kernels
+
+    def run(self) -> None:
+        v = self.v
+        _require(0 <= v.arena_bytes < 1 << 48, f"{self.where}.arena_bytes {v.arena_bytes} is out of range")
+        for i, b in enumerate(v.buffers):
+            self.check_buffer(f"{self.where}.buffers[{i}]", b)
+        self.views = {i for i, b in enumerate(v.buffers) if b.kind == "view"}
+        self.bound: set[int] = set()
+        self.base: dict[int, int] = {}
+        for i, step in enumerate(v.steps):
+            self.check_step(f"{self.where}.steps[{i}]", step)
+        for i, leaf in enumerate(v.inputs):
+            self.check_input(f"{self.where}.inputs[{i}]", leaf)
+        for i, out in enumerate(v.outputs):
+            if out.kind == "tensor":
+                self.usable(f"{self.where}.outputs[{i}]", -1 if out.buffer is None else out.buffer)
+                _require(out.dtype in BY_TORCH, f"{self.where}.outputs[{i}].dtype is not known")
+
+    def check_buffer(self, where: str, b: Buffer) -> None:
+        _require(b.dtype in BY_TORCH, f"{where}.dtype {b.dtype[:80]!r} is not known")
+        _require(
+            all(0 <= s <= MAX_ELEMENTS for s in b.shape), f"{where}.shape {list(b.shape)} is out of range"
+        )
+        _require(len(b.shape) <= 64 and b.numel <= MAX_ELEMENTS, f"{where} has too many elements")
+        if b.kind == "temp":
+            offset = -1 if b.offset is None else b.offset
+            _require(
+                offset >= 0 and offset % ALIGNMENT == 0, f"{where}.offset {b.offset} is not a multiple of 256"
+            )
+            _require(offset + b.nbytes <= self.v.arena_bytes, f"{where} ends after the arena")
+        else:
+            _require(b.offset is None, f"{where}: only a temp has an offset")
+        if b.kind in ("param", "buffer"):
+            _require(bool(b.name), f"{where}: a {b.kind} needs a name")
+        if b.kind == "constant":
+            sources = [x for x in (b.name, b.data, b.splat) if x is not None]
+            _require(len(sources) == 1, f"{where}: a constant needs exactly one of name, data and splat")
+        else:
+            _require(b.data is None and b.splat is None, f"{where}: only a constant has data")
+
+    def usable(self, where: str, index: int) -> Buffer:
+        _require(0 <= index < len(self.v.buffers), f"{where}: there is no buffer {index}")
+        _require(
+            index not in self.views or index in self.bound, f"{where}: view {index} is used before its step"
+        )
+        return self.v.buffers[index]
+
+    def check_step(self, where: str, step: Step) -> None:
+        for i in read(step):
+            self.usable(where, i)
+        if isinstance(step, ViewStep):
+            return self.check_view(where, step)
+        for i in written(step):
+            b = self.usable(where, i)
+            _require(self.root(i).kind not in ("param", "constant"), f"{where} writes {b.kind} {b.name or i}")
+        if isinstance(step, KernelStep):
+            kernel = self.kernels.get(step.kernel)
+            if kernel is None:
+                raise UntrustedError(f"{where}: there is no kernel {step.kernel[:80]!r}")
+            self.check_launch(where, step, kernel)
+        elif isinstance(step, CopyStep):
+            a, b = self.v.buffers[step.src], self.v.buffers[step.dst]
+            _require(a.shape == b.shape, f"{where} copies shape {list(a.shape)} to {list(b.shape)}")
+            same = BY_TORCH[a.dtype].itemsize == BY_TORCH[b.dtype].itemsize
+            _require(same, f"{where} copies {a.dtype} to {b.dtype}")
+        elif isinstance(step, AtenStep):
+            _require(
+                len(step.input_dtypes) == len(step.inputs), f"{where}.input_dtypes should be one an input"
+            )
+            for i, name in zip(step.inputs, step.input_dtypes):
+                size = BY_TORCH[name].itemsize if name in BY_TORCH else 0
+                _require(
+                    size == BY_TORCH[self.v.buffers[i].dtype].itemsize,
+                    f"{where}: buffer {i} is no {name[:80]}",
+                )
+
+    def check_launch(self, where: str, step: KernelStep, kernel: Kernel) -> None:
+        _require(
+            len(step.buffers) == len(kernel.params),
+            f"{where} gives {len(step.buffers)} buffers, {step.kernel} takes {len(kernel.params)}",
+        )
+        _require(set(step.writes) <= set(step.buffers), f"{where} writes a buffer that it isn't given")
+        for i, p in zip(step.buffers, kernel.params):
+            b = self.v.buffers[i]
+            size, unit = b.nbytes, BY_TRITON[p.dtype].itemsize
+            _require(size % unit == 0, f"{where}: buffer {i} of {size} bytes can't be seen as {p.dtype}")
+            if p.descriptor:
+                last = sum((n - 1) * s for n, s in zip(p.descriptor.shape, p.descriptor.strides))
+                _require(
+                    (last + 1) * unit <= size, f"{where}: the descriptor of {p.name} ends after buffer {i}"
+                )
+
+    def check_view(self, where: str, step: ViewStep) -> None:
+        base = self.usable(where, step.base)
+        _require(
+            step.out in self.views and step.out not in self.bound, f"{where}: {step.out} is not a fresh view"
+        )
+        out = self.v.buffers[step.out]
+        _require(base.dtype == out.dtype, f"{where} changes the dtype from {base.dtype} to {out.dtype}")
+        _require(len(step.strides) == len(out.shape), f"{where} needs one stride a dimension")
+        _require(
+            step.offset >= 0 and min(step.strides, default=0) >= 0, f"{where} has a negative offset or stride"
+        )
+        if out.numel:
+            last = step.offset + sum((n - 1) * s for n, s in zip(out.shape, step.strides))
+            _require(last < base.numel, f"{where} reaches element {last} of {base.numel}")
+        self.bound.add(step.out)
+
+    def root(self, index: int) -> Buffer:
+        bases = (
+            {s.out: s.base for s in self.v.steps if isinstance(s, ViewStep)} if index in self.views else {}
+        )
+        while index in bases:
+            index = bases[index]
+        return self.v.buffers[index]
+
+    def check_input(self, where: str, leaf: InputLeaf) -> None:
+        if leaf.kind == "literal":
+            return
+        _require(leaf.dtype in BY_TORCH and leaf.shape is not None, f"{where} needs a dtype and a shape")
+        if leaf.buffer is not None:
+            b = self.usable(where, leaf.buffer)
+            good = b.kind == "input" and b.dtype == leaf.dtype and b.shape == leaf.shape
+            _require(good, f"{where} and buffer {leaf.buffer} differ in kind, dtype or shape")
