@@ -54,7 +54,7 @@ class _Raiser:
 
     def replace(self, op: ir.Operation) -> None:
         name = op.attributes["name"].value.removeprefix(_PREFIX)
-        build = _Raiser._aten_call if name.startswith("aten_") else _RULES.get(name)
+        build: Any = _Raiser._aten_call if name.startswith("aten_") else _RULES.get(name)
         if build is None:
             fail(op, f"'{name}' is not a named operation", hint=f"known: {', '.join(_RULES)} and aten_N_M")
         with ir.InsertionPoint(op), op.location:

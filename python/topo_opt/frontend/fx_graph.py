@@ -1,5 +1,6 @@
 """An exported program as one flat FX graph: decomposed, functional, every size a number."""
 
+import copy
 import math
 import operator
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from torch._subclasses.fake_tensor import (
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
     ConstantArgument,
+    ExportGraphSignature,
     InputKind,
     OutputKind,
     SymIntArgument,
@@ -70,7 +72,33 @@ def normalize(ep: ExportedProgram, bucket: Mapping[str, int] | None = None) -> F
 def decompose(ep: ExportedProgram) -> ExportedProgram:
     """`ep` as ATen ops without mutation, ops of the keep table whole."""
     _drop_derived_ranges(ep)
-    return ep.run_decompositions(keep_table())
+    return _with_buffers_for_constants(ep).run_decompositions(keep_table())
+
+
+def _with_buffers_for_constants(ep: ExportedProgram) -> ExportedProgram:
+    """`ep` without lifted constants that are buffers of the same program, which read and write the buffer instead.
+
+    A static cache of Hugging Face is lifted both ways, and `run_decompositions` fails on arguments that alias. Two arguments
+    for one tensor would also hide that one of them changes.
+    """
+    specs = ep.graph_signature.input_specs
+    keys = [_storage_key(ep, s.target) if s.target is not None else None for s in specs]
+    buffers = {key: i for i, key in enumerate(keys) if key is not None and specs[i].kind is InputKind.BUFFER}
+    constants = [i for i, spec in enumerate(specs) if spec.kind is InputKind.CONSTANT_TENSOR]
+    twice = {i: buffers[keys[i]] for i in constants if keys[i] in buffers}
+    if not twice:
+        return ep
+    merged = copy.copy(ep)
+    merged._graph_module = copy.deepcopy(ep.graph_module)
+    nodes = merged.graph.find_nodes(op="placeholder")
+    for constant, buffer in twice.items():
+        nodes[constant].replace_all_uses_with(nodes[buffer])
+        merged.graph.erase_node(nodes[constant])
+    merged._graph_signature = ExportGraphSignature(
+        [s for i, s in enumerate(specs) if i not in twice], list(ep.graph_signature.output_specs)
+    )
+    merged.graph_module.recompile()
+    return merged
 
 
 def _drop_derived_ranges(ep: ExportedProgram) -> None:

@@ -53,13 +53,13 @@ def lower_program(
 
     Args:
         function, sizes: recorded as the attributes `topo.function` and `topo.bucket`.
-        extra: node name -> reason, left to ATen from the start.
+        extra: node name -> reason: left to ATen from the start, with all nodes of the same kind.
         on_stage: called with (symbol, stage) before each stage.
     """
     if program.whole_reason is not None:
         return Lowered(None, (program.whole_reason,))
     attributes = {"topo.function": function, "topo.bucket": dict(sizes)}
-    extern = dict(extra or {})
+    extern = _alike(program, extra or {})
     refusal = Refusal(None, "")
     for _ in range(_MAX_ROUNDS):
         outcome = _attempt(context, program, symbol, attributes, extern, on_stage)
@@ -136,6 +136,13 @@ def _blamed(
         if verdict := verdicts[kind]:
             found[node.name] = _REFUSED + f"{verdict.reason}"
     return found
+
+
+def _alike(program: FxProgram, chosen: Mapping[str, str]) -> dict[str, str]:
+    """The chosen nodes that can be left to ATen, and those of their kinds, with their reasons."""
+    nodes = [n for n in program.graph.nodes if n.op == "call_function" and can_leave(n)]
+    reasons = {_kind(n): chosen[n.name] for n in nodes if n.name in chosen} if chosen else {}
+    return {n.name: reasons[_kind(n)] for n in nodes if reasons and _kind(n) in reasons}
 
 
 def _kind(node: fx.Node) -> tuple[Any, ...]:
