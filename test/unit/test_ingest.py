@@ -83,6 +83,27 @@ def test_the_module_computes_what_eager_computes(parts):
     assert torch.equal(same, ids) and torch.equal(twice[0], twice[1])
 
 
+def test_a_buffer_that_is_also_a_constant_is_one_argument():
+    class Cached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("cache", torch.zeros(4))
+            self.held = [self.cache]  # export sees this one as a constant
+
+        def forward(self, x):
+            self.held[0].add_(x)
+            return self.cache * 2
+
+    program = export(Cached(), (torch.ones(4),), strict=False)
+    assert {s.kind.name for s in program.graph_signature.input_specs} >= {"BUFFER", "CONSTANT_TENSOR"}
+    result = ingest({"main": program})
+    signature = result.functions[0].signature
+    assert [(r.kind, r.target) for r in signature.inputs] == [("buffer", "cache"), ("input", "x")]
+    assert [(r.kind, r.target) for r in signature.outputs] == [("mutation", "cache"), ("output", "0")]
+    cache, out = run(parse(result.module), "main", [torch.zeros(4), torch.ones(4)])
+    assert torch.equal(cache, torch.ones(4)) and torch.equal(out, 2 * torch.ones(4))
+
+
 def _scaled(x, y):
     return torch.cat([x.relu(), x + y.shape[0]]) * x.shape[0]
 
