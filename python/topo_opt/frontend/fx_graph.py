@@ -83,7 +83,9 @@ def _with_buffers_for_constants(ep: ExportedProgram) -> ExportedProgram:
     """
     specs = ep.graph_signature.input_specs
     keys = [_storage_key(ep, s.target) if s.target is not None else None for s in specs]
-    buffers = {key: i for i, key in enumerate(keys) if key is not None and specs[i].kind is InputKind.BUFFER}
+    buffers: dict[Any, int] = {
+        key: i for i, key in enumerate(keys) if key is not None and specs[i].kind is InputKind.BUFFER
+    }
     constants = [i for i, spec in enumerate(specs) if spec.kind is InputKind.CONSTANT_TENSOR]
     twice = {i: buffers[keys[i]] for i in constants if keys[i] in buffers}
     if not twice:
