@@ -84,6 +84,7 @@ def run(source: KernelSource, arguments: list[torch.Tensor], shape, dtype, launc
     with interpreting():
         function = load_function(source.source, f"{source.name}.py", source.name)
         for _ in range(launches):
+            out.fill_(math.nan)
             launch(function, source.grid, {**values, **source.constexprs}, [*arguments, out, *scratch])
     return out
 
@@ -150,9 +151,11 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
-@pytest.mark.parametrize("shape", SHAPES)
+VARIANTS = [*itertools.product(SHAPES, ["bf16"], [False, True]), *itertools.product(SHAPES, ["f32"], [False])]
+VARIANTS += [("prefill", "f16", True), ("decode split", "f16", False), ("prefill", "f32", True)]
+
+
+@pytest.mark.parametrize("shape,dtype,causal", VARIANTS)
 def test_matches_float64(shape, dtype, causal):
     check(*qkv(**SHAPES[shape], dtype=DTYPES[dtype]), causal=causal)
 
@@ -198,25 +201,23 @@ def _causal(m, n):
 
 
 BOUNDS = {
-    "end of a cache": (1, 300, lambda: (torch.arange(300) < 77).reshape(1, 1, 1, 300)),
+    "end of a cache": (1, 150, lambda: (torch.arange(150) < 49).reshape(1, 1, 1, 150)),
     "one window": (
         1,
-        300,
-        lambda: ((torch.arange(300) > 140) & (torch.arange(300) < 222)).reshape(1, 1, 1, 300),
+        150,
+        lambda: ((torch.arange(150) > 70) & (torch.arange(150) < 122)).reshape(1, 1, 1, 150),
     ),
-    "nothing": (1, 300, lambda: torch.zeros(1, 1, 1, 300, dtype=torch.bool)),
+    "nothing": (1, 150, lambda: torch.zeros(1, 1, 1, 150, dtype=torch.bool)),
     "ragged batch": (
         1,
-        300,
-        lambda: (torch.arange(300)[None] < torch.tensor([0, 299])[:, None]).reshape(2, 1, 1, 300),
+        150,
+        lambda: (torch.arange(150)[None] < torch.tensor([0, 133])[:, None]).reshape(2, 1, 1, 150),
     ),
-    "causal": (70, 150, lambda: _causal(70, 150).reshape(1, 1, 70, 150)),
+    "causal": (40, 80, lambda: _causal(40, 80).reshape(1, 1, 40, 80)),
     "window": (
-        150,
-        150,
-        lambda: (_causal(150, 150) & (torch.arange(150) > torch.arange(150)[:, None] - 20)).reshape(
-            1, 1, 150, 150
-        ),
+        50,
+        50,
+        lambda: (_causal(50, 50) & (torch.arange(50) > torch.arange(50)[:, None] - 9)).reshape(1, 1, 50, 50),
     ),
     "heads differ": (
         2,
@@ -231,10 +232,9 @@ BOUNDS = {
 def test_keys_outside_the_mask_are_skipped(name, splits):
     m, n, make = BOUNDS[name]
     mask = make()
-    q, k, v = qkv(2, 4, 2, m, n, 16)
+    q, k, v = qkv(2, 4, 2, m, n, 16) if m < 16 else qkv(1, 2, 2, m, n, 16)
     tile = dict(m=16, n=16, warps=4, stages=2, pack=2 if m < 16 else 1, splits=splits, bounds=1)
     check(q, k, v, mask, tile=tile)
-    check(q, k, v, mask, tile={**tile, "m": 64})
     if m > 1:
         return
     # Blocks that no row sees are not even read: NaN there would spread through the product with weights of zero.
@@ -251,9 +251,11 @@ def test_keys_outside_the_mask_are_skipped(name, splits):
     assert compare(ours, exact.to(q.dtype), exact).passed
 
 
-@pytest.mark.parametrize("scale", [0.0, -0.3, 2.0])
-def test_any_scale(scale):
-    check(*qkv(1, 2, 1, 17, 40, 16), scale=scale)
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("scale", [0.0, -0.3, 2.0, 60.0])
+def test_any_scale(scale, splits):
+    tile = dict(m=32, n=16, warps=4, stages=2, pack=1, splits=splits)
+    check(*qkv(1, 2, 1, 17, 70, 16, dtype=torch.float16), scale=scale, tile=tile)
 
 
 def test_causal_with_a_mask():
@@ -264,7 +266,7 @@ def test_causal_with_a_mask():
     assert compare(ours, exact.to(q.dtype), exact).passed
 
 
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(
     dtype=st.sampled_from(["bf16", "f16", "f32"]),
     b=st.integers(1, 2),
@@ -471,6 +473,7 @@ COMPILED = {
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiles_for_sm_90_without_spills(name, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
