@@ -125,9 +125,7 @@ def _kernel(sources: dict[str, Path], options: driver.Options) -> str:
 
 
 def _triton(sources: dict[str, Path], options: driver.Options) -> str:
-    compilation = driver.start(sources, options)
-    driver.schedule(compilation)
-    driver.lower(compilation)
+    compilation = driver.with_kernels(sources, options)
     driver.require_nothing_left(compilation)
     files = (f"# ==== kernels/{symbol}.py\n{source.source}" for symbol, source in compilation.sources.items())
     return "\n".join(files)

@@ -2,7 +2,8 @@
 
     sources --import_model--> structured IR --schedule--> kernel IR --lower--> tiles --generate--> Triton --write--> bundle
 
-A step that cannot take a function leaves the whole function to ATen, with a remark that says why; `strict` makes that an error.
+An op that a step cannot take is left to ATen, with a remark that says why; `strict` makes that an error. When code generation
+refuses a kernel, the compile starts again with the ops of that kernel left out.
 """
 
 import json
@@ -67,8 +68,22 @@ class Compilation:
     sources: dict[str, KernelSource] = field(default_factory=dict)
 
 
-def start(sources: Mapping[str, Source], options: Options) -> Compilation:
+# Function -> node of its graph -> why it is left to ATen.
+Leave = Mapping[str, Mapping[str, str]]
+
+# Each round leaves at least one more kind of op to ATen; after these, functions with refused kernels are left whole.
+_MAX_ROUNDS = 8
+
+
+# Ops with a loop nest of their own, among what a kernel function holds.
+_COMPUTES = ("linalg.generic", "linalg.contract", "topo.", "tm_tensor.")
+
+
+def start(sources: Mapping[str, Source], options: Options, leave: Leave | None = None) -> Compilation:
     """Imports the model: structured IR.
+
+    Args:
+        leave: nodes to leave to ATen, besides those that the import leaves by itself.
 
     Raises:
         TopoError: the model cannot be loaded or imported.
@@ -77,7 +92,7 @@ def start(sources: Mapping[str, Source], options: Options) -> Compilation:
         raise InputError("no model was given")
     _ = options.machine  # a fault in the topology shows before any work is done
     with options.phase("import"):
-        model = import_model(sources, buckets=options.buckets, trust=options.trust)
+        model = import_model(sources, buckets=options.buckets, trust=options.trust, leave=leave)
         module = ir.Module.parse(model.module, dialects.load(ir.Context()))
     return Compilation(dict(sources), options, model, module, model.variants, list(model.remarks))
 
@@ -92,11 +107,25 @@ def choose_tiles(compilation: Compilation) -> None:
     _run_phase(compilation, "lower")
 
 
-def lower(compilation: Compilation) -> None:
-    """Chooses tiles, then generates the source of every kernel."""
-    choose_tiles(compilation)
-    with compilation.options.phase("generate"):
-        _generate(compilation)
+def with_kernels(sources: Mapping[str, Source], options: Options) -> Compilation:
+    """The model with the source of every kernel.
+
+    Raises:
+        TopoError: the model cannot be loaded or imported.
+    """
+    leave: dict[str, dict[str, str]] = {}
+    for _ in range(_MAX_ROUNDS):
+        compilation = start(sources, options, leave)
+        schedule(compilation)
+        choose_tiles(compilation)
+        with options.phase("generate"):
+            refused = _generate(compilation)
+        more = _blamed(compilation, refused)
+        if all(nodes.keys() <= leave.get(function, {}).keys() for function, nodes in more.items()):
+            break
+        leave = {f: leave.get(f, {}) | more.get(f, {}) for f in (*leave, *more)}
+    _leave_to_aten(compilation, refused)
+    return compilation
 
 
 def require_nothing_left(compilation: Compilation) -> None:
@@ -125,7 +154,8 @@ def _run_phase(compilation: Compilation, name: str) -> None:
     compilation.remarks += collected
 
 
-def _generate(compilation: Compilation) -> None:
+def _generate(compilation: Compilation) -> dict[str, UnsupportedError]:
+    """Fills `compilation.sources`; the kernels for which there is no code, each with the reason."""
     from topo_opt.codegen.triton import lower_kernel
     from topo_opt.codegen.triton.target import Target
 
@@ -137,12 +167,35 @@ def _generate(compilation: Compilation) -> None:
                 compilation.sources[symbol] = lower_kernel(function, target)
             except UnsupportedError as error:
                 refused[symbol] = error
-        if refused:
-            _leave_to_aten(compilation, refused)
+    return refused
+
+
+def _blamed(compilation: Compilation, refused: Mapping[str, UnsupportedError]) -> dict[str, dict[str, str]]:
+    """Function -> node -> reason, for the graph nodes that the loops of refused kernels came from."""
+    from topo_opt.frontend.import_torch import located_node
+
+    found: dict[str, dict[str, str]] = {}
+    if not refused:
+        return found
+    nodes = {
+        symbol: {
+            node: f"no code for its kernel: {refused[symbol].message}"
+            for view in function.regions[0].blocks[0].operations
+            if view.operation.name.startswith(_COMPUTES) and (node := located_node(view.operation.location))
+        }
+        for symbol, function in kernels(compilation.module)
+        if symbol in refused
+    }
+    for _, function in plan_functions(compilation.module):
+        name = ir.StringAttr(function.attributes["topo.function"]).value
+        for callee in callees(function):
+            if nodes.get(callee):
+                found.setdefault(name, {}).update(nodes[callee])
+    return found
 
 
 def _leave_to_aten(compilation: Compilation, refused: Mapping[str, UnsupportedError]) -> None:
-    """Functions that call a kernel for which there is no code are run whole as ATen programs."""
+    """Functions that still call a kernel for which there is no code are run whole as ATen programs."""
     lost: dict[str, UnsupportedError] = {}
     for symbol, function in plan_functions(compilation.module):
         for callee in callees(function):
@@ -203,9 +256,7 @@ def compile(sources: Mapping[str, Source], options: Options, out: Path) -> Finis
     """
     from topo_opt import report
 
-    compilation = start(sources, options)
-    schedule(compilation)
-    lower(compilation)
+    compilation = with_kernels(sources, options)
     require_nothing_left(compilation)
     resources = _measure(compilation)
     summary = report.build(compilation, resources)

@@ -59,6 +59,7 @@ def import_model(
     buckets: Mapping[str, Sequence[int]] | None = None,
     trust: bool = False,
     limits: Limits = DEFAULT_LIMITS,
+    leave: Mapping[str, Mapping[str, str]] | None = None,
 ) -> ImportedModel:
     """Loads and lowers every function.
 
@@ -67,6 +68,7 @@ def import_model(
         buckets: name of a dynamic dim -> sizes to compile for. Every function gets a variant for each combination of the sizes
             of the dims that it has.
         trust: load archives without scanning them first.
+        leave: function name -> {node of its graph: reason}, to be left to ATen besides what the import leaves by itself.
 
     Raises:
         InputError: a file that cannot be loaded, or buckets that do not fit.
@@ -75,16 +77,17 @@ def import_model(
     """
     given = dict(sources), dict(buckets or {}), trust
     write = functools.partial(_write_reproducer, given[0])
-    extern: dict[str, dict[str, str]] = {}
+    extern = {function: dict(nodes) for function, nodes in (leave or {}).items()}
     for find_extern in (_deadly_nodes, _all_nodes, None):
         try:
             return run_isolated(_import, *given, extern, stage="import", limits=limits, reproducer=write)
         except CompilerCrash as crash:
             if find_extern is None:
                 raise
-            extern = run_isolated(
+            more = run_isolated(
                 find_extern, *given, crash.message, stage="probe", limits=limits, reproducer=write
             )
+            extern = {f: extern.get(f, {}) | more.get(f, {}) for f in (*extern, *more)}
     raise AssertionError("the last attempt returns or raises")
 
 

@@ -88,6 +88,25 @@ def test_what_is_left_to_aten_is_named_and_strict_refuses_it(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b"]
 
 
+class Products(torch.nn.Module):
+    """A scatter that no atomic can do, between pointwise ops, twice with other sizes."""
+
+    def forward(self, x, index):
+        y = torch.relu(x).scatter_reduce(0, index, x, "prod") + 1
+        return y.scatter_reduce(1, index[:, :2], y[:, :2], "prod").exp()
+
+
+def test_an_op_without_code_is_left_alone_and_the_rest_stays_compiled(tmp_path):
+    args = (torch.rand(4, 6), torch.randint(0, 4, (4, 6)))
+    program = torch.export.export(Products(), args, strict=False)
+    result = driver.compile({"main": program}, options(level=2), tmp_path / "b")
+    plan = json.loads((result.path / "plan.json").read_text())
+    steps = [step["step"] for step in plan["functions"]["main"]["variants"][0]["steps"]]
+    assert [s for s in steps if s != "copy"] == ["kernel", "aten", "kernel", "aten", "kernel"]
+    assert {r.subject for r in result.report.left} == {"aten.scatter_reduce.two"}
+    assert all("no atomic" in r.reason for r in result.report.left)
+
+
 def test_a_bucket_for_a_dim_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(InputError, match="'seq', which is no dynamic dim"):
         driver.compile({"main": exported(Scores())}, options(buckets={"seq": (1,)}), tmp_path / "b")

@@ -96,7 +96,7 @@ def _ceildivsi(ctx: Context, a: str, b: str) -> str:
 
 
 def _unsigned(element: str) -> str:
-    return f"tl.uint{element[1:]}"
+    return "tl.uint64" if element == "index" else f"tl.uint{element[1:]}"
 
 
 @rule("arith.divui", "arith.remui", "arith.shrui")
