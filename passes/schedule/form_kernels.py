@@ -39,11 +39,13 @@ class FormKernels(Pass):
 
     fuse=none makes one kernel an op, fuse=cheap fuses pointwise ops and reductions, fuse=full adds epilogues. Views and
     constants are repeated inside every kernel that reads them. ATen calls and views that alias their source stay.
+    A value that costs up to `recompute` scalar ops is computed again by its reader instead of being stored.
     """
 
     name = "topo-form-kernels"
     fuse: Literal["none", "cheap", "full"] = "full"
     max_inputs: int = 24
+    recompute: int = 64
 
     def apply(self, module) -> None:
         top = module.operation
@@ -74,8 +76,10 @@ class FormKernels(Pass):
             arrays.orders,
             arrays.costs,
             arrays.inputs,
+            arrays.held,
             arrays.edges,
             self.max_inputs,
+            self.recompute,
         )
         groups: dict[int, list[Node]] = {}
         for label, node in zip(labels, arrays.nodes):

@@ -43,6 +43,7 @@ class FusionGraph:
     orders: list[int] = field(default_factory=list)
     costs: list[int] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
+    held: list[bool] = field(default_factory=list)
     edges: list[tuple[int, int, int, int]] = field(default_factory=list)
 
 
@@ -147,6 +148,7 @@ def build(roles: Roles) -> FusionGraph:
         result.orders.append(order)
         result.costs.append(_cost(node))
         result.inputs.append(0)
+        result.held.append(any(r in roles.in_memory for r in node.results))
     for node in result.nodes:
         _add_edges(roles, result, entry, orders, spaces, node)
     return result

@@ -10,8 +10,9 @@ from topo_opt.pipeline.spec import ROOT, Group, parse
 
 PHASES = ("ingest", "schedule", "lower")
 
-# How far kernels are fused: one op each for debugging, only what costs no recomputation, everything that is legal.
-_FUSE = {0: "none", 1: "cheap", 2: "full", 3: "full"}
+# How far kernels are fused: one op each for debugging, only pointwise ops and reductions, epilogues too, and in the end
+# values of some cost are computed again rather than stored.
+_FUSE = {0: "fuse=none", 1: "fuse=cheap", 2: "fuse=full", 3: "fuse=full recompute=512"}
 
 
 def _ingest(level: int, topology: str | None) -> list[str]:
@@ -21,7 +22,7 @@ def _ingest(level: int, topology: str | None) -> list[str]:
 
 def _schedule(level: int, topology: str | None) -> list[str]:
     # Inout is decided on whole kernels: which buffer dies where is known only after they are formed.
-    return [f"topo-form-kernels{{fuse={_FUSE[level]}}}", "topo-mark-inout"]
+    return [f"topo-form-kernels{{{_FUSE[level]}}}", "topo-mark-inout"]
 
 
 def _lower(level: int, topology: str | None) -> list[str]:

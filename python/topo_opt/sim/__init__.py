@@ -48,8 +48,10 @@ def cluster(
     orders: Sequence[int],
     costs: Sequence[int],
     inputs: Sequence[int],
+    held: Sequence[bool],
     edges: Sequence[tuple[int, int, int, int]],
     max_inputs: int,
+    recompute: int,
 ) -> list[int]:
     """Groups nodes into kernels.
 
@@ -58,8 +60,10 @@ def cluster(
         orders: number of the row order of a reduction, 0 for others.
         costs: scalar ops per element, to weigh recomputation.
         inputs: values a node reads that no other node computes.
+        held: whether a node's value must be in memory whoever reads it.
         edges: (source node, target node, alignment, bytes of the value).
         max_inputs: a kernel reads at most this many values from memory.
+        recompute: scalar ops that a value may cost to be computed again by each reader instead of being stored.
 
     Returns:
         A cluster label per node; nodes of one label form one kernel, and the clusters form no cycle.
@@ -69,5 +73,6 @@ def cluster(
     """
     sources, targets, alignments, sizes = ([e[i] for e in edges] for i in range(4))
     return _sim.cluster(
-        kinds, rows, cols, orders, costs, inputs, sources, targets, alignments, sizes, max_inputs
-    )
+        kinds, rows, cols, orders, costs, inputs, list(map(int, held)),
+        sources, targets, alignments, sizes, max_inputs, recompute,
+    )  # fmt: skip

@@ -35,8 +35,8 @@ struct Cluster {
 class Clustering {
  public:
   Clustering(std::vector<int> kinds, std::vector<int64_t> rows, std::vector<int64_t> cols, std::vector<int> orders,
-             std::vector<int> costs, std::vector<int> inputs, std::vector<Edge> edges, int max_inputs)
-      : costs_(std::move(costs)), edges_(std::move(edges)), max_inputs_(max_inputs) {
+             std::vector<int> costs, std::vector<int> inputs, std::vector<int> held, std::vector<Edge> edges, int max_inputs, int64_t recompute)
+      : held_(std::move(held)), costs_(std::move(costs)), edges_(std::move(edges)), max_inputs_(max_inputs), recompute_(recompute) {
     const int n = static_cast<int>(kinds.size());
     parent_.resize(n);
     std::iota(parent_.begin(), parent_.end(), 0);
@@ -79,7 +79,8 @@ class Clustering {
     const int row = kRow + (p.kind == kReduction ? p.order : c.order);
     bool all_same = true, all_row = true, only_user = true, permuted = true;
     int64_t reads = 0;
-    for (int m : members_[a])
+    for (int m : members_[a]) {
+      if (held_[m]) only_user = false;
       for (int e : out_[m]) {
         const int to = find(edges_[e].target);
         if (to == a) continue;
@@ -93,6 +94,7 @@ class Clustering {
         permuted &= alignment == kSame || alignment == kPermuted;
         ++reads;
       }
+    }
     if (reads == 0 || p.leaves + c.leaves > max_inputs_) return;
     int kind;
     int64_t rows, cols;
@@ -112,7 +114,7 @@ class Clustering {
       if (c.kind == kReduction && all_same && (p.rows == full || p.rows == c.rows)) return true;
       if (c.kind == kUpdate) return only_user && all_same;
       // Recomputing a cheap producer where it is read costs less than a trip through memory.
-      const bool cheap = cost(a) * std::max<int64_t>(1, full / std::max<int64_t>(1, p.rows)) <= kRecompute;
+      const bool cheap = cost(a) * std::max<int64_t>(1, full / std::max<int64_t>(1, p.rows)) <= recompute_;
       return only_user && cheap && (c.kind == kPointwise || c.kind == kReduction);
     }
     if (p.kind == kReduction) {
@@ -183,10 +185,10 @@ class Clustering {
     members_[b].clear();
   }
 
-  static constexpr int64_t kRecompute = 64;  // scalar ops a value may cost to be computed again by each reader
-  std::vector<int> costs_;
+  std::vector<int> held_, costs_;
   std::vector<Edge> edges_;
   int max_inputs_;
+  int64_t recompute_;
   std::vector<Cluster> clusters_;
   std::vector<int> parent_, visited_;
   std::vector<std::vector<int>> in_, out_, members_;
@@ -194,12 +196,13 @@ class Clustering {
 };
 
 std::vector<int> cluster(std::vector<int> kinds, std::vector<int64_t> rows, std::vector<int64_t> cols,
-                         std::vector<int> orders, std::vector<int> costs, std::vector<int> inputs, std::vector<int> sources,
+                         std::vector<int> orders, std::vector<int> costs, std::vector<int> inputs, std::vector<int> held, std::vector<int> sources,
                          std::vector<int> targets, std::vector<int> alignments, std::vector<int64_t> bytes,
-                         int max_inputs) {
+                         int max_inputs, int64_t recompute) {
   const size_t n = kinds.size(), m = sources.size();
-  if (rows.size() != n || cols.size() != n || orders.size() != n || costs.size() != n || inputs.size() != n)
-    throw std::invalid_argument("kinds, rows, cols, orders, costs and inputs must have one entry a node");
+  if (rows.size() != n || cols.size() != n || orders.size() != n || costs.size() != n || inputs.size() != n ||
+      held.size() != n)
+    throw std::invalid_argument("kinds, rows, cols, orders, costs, inputs and held must have one entry a node");
   if (targets.size() != m || alignments.size() != m || bytes.size() != m)
     throw std::invalid_argument("sources, targets, alignments and bytes must have one entry an edge");
   std::vector<Edge> edges(m);
@@ -208,7 +211,7 @@ std::vector<int> cluster(std::vector<int> kinds, std::vector<int64_t> rows, std:
     edges[i] = {sources[i], targets[i], alignments[i], bytes[i]};
   }
   return Clustering(std::move(kinds), std::move(rows), std::move(cols), std::move(orders), std::move(costs),
-                    std::move(inputs), std::move(edges), max_inputs)
+                    std::move(inputs), std::move(held), std::move(edges), max_inputs, recompute)
       .run();
 }
 
@@ -217,6 +220,6 @@ std::vector<int> cluster(std::vector<int> kinds, std::vector<int64_t> rows, std:
 NB_MODULE(_sim, m) {
   m.doc() = "Native graph algorithms of topo-opt.";
   m.def("cluster", &cluster, nb::arg("kinds"), nb::arg("rows"), nb::arg("cols"), nb::arg("orders"), nb::arg("costs"), nb::arg("inputs"),
-        nb::arg("sources"), nb::arg("targets"), nb::arg("alignments"), nb::arg("bytes"), nb::arg("max_inputs"),
+        nb::arg("held"), nb::arg("sources"), nb::arg("targets"), nb::arg("alignments"), nb::arg("bytes"), nb::arg("max_inputs"), nb::arg("recompute"),
         nb::call_guard<nb::gil_scoped_release>());
 }
