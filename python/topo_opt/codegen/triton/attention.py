@@ -15,31 +15,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from topo_opt.codegen.kernel_source import KernelSource, Param
 from topo_opt.codegen.triton import attention_bounds, attention_descriptors
-from topo_opt.codegen.triton.attention_problem import Problem, read_problem
+from topo_opt.codegen.triton.attention_space import AttentionSpace
 from topo_opt.codegen.triton.attention_split import Split, exponential
 from topo_opt.codegen.triton.element_types import storage_type
-from topo_opt.codegen.triton.emit import Axis, Emitter, Value
-from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
-from topo_opt.codegen.triton.writer import Writer
+from topo_opt.codegen.triton.emit import Axis, Value
+from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.access import forward_indices
-from topo_opt.structured.index import Expr, symbol
+from topo_opt.structured.index import Expr
 
-LOG2E = 1.4426950408889634
-SMALLEST_DOT = 16
-"""`tl.dot` takes no dimension under this."""
-_POSITIONS = ("row", "n", "nv", "ns")
-"""Axes whose offsets may need 64 bits; program numbers and bounds of loops never do."""
 NEVER = 'float("-inf")'
-
-
-def dot_block(size: int) -> int:
-    """The block of a dimension that is not split: a power of two that `tl.dot` takes."""
-    return max(SMALLEST_DOT, next_power_of_two(size))
 
 
 def lower(kernel: Kernel) -> KernelSource:
@@ -63,37 +52,11 @@ class _Bounds:
 
 
 @dataclass
-class _Attention:
-    kernel: Kernel
-    writer: Writer = field(default_factory=lambda: Writer(indent=1))
-
+class _Attention(AttentionSpace):
     def __post_init__(self) -> None:
-        kernel = self.kernel
-        self.problem: Problem = read_problem(kernel)
-        problem, tile = self.problem, kernel.attributes["tile"]
-        self.pack: int = tile["pack"]
-        if problem.shared % self.pack:
-            raise UnsupportedError(f"a tile that packs {self.pack} heads where {problem.shared} share keys")
-        self.groups = problem.heads // self.pack
-        self.rows = self.pack * problem.rows
-        self.block_m, self.block_n = tile["m"], tile["n"]
-        self.block_d, self.block_e = dot_block(problem.depth), dot_block(problem.width)
-        self.row_blocks = -(-self.rows // self.block_m)
-        self.splits: int = tile["splits"]
-        self.chunk = -(-problem.keys // (self.splits * self.block_n)) * self.block_n
-        self.split = Split(self.splits, self.block_m, self.block_e, self.rows, self._after)
-        used = {v for node in kernel.graph.nodes for v in node.operands}
-        pointers, self.params = kernel.pointer_params(used)
-        self.bounded: bool = bool(tile.get("bounds", 0))
-        if self.bounded and (problem.mask_element != "i1" or problem.causal):
-            raise UnsupportedError(
-                "a tile with bounds where there is no boolean mask, or a causal order beside it"
-            )
-        self.block_s = attention_bounds.scan_block(self._mask_rows, problem.keys)
-        self.axes = self._axes()
-        self.emitter = Emitter(kernel.graph, self.writer, self.axes, pointers, fast=kernel.fast)
+        super().__post_init__()
         self.described: dict[int, str] = {}
-        if tile.get("tma", 0):
+        if self.kernel.attributes["tile"].get("tma", 0):
             self._describe()
 
     def _describe(self) -> None:
@@ -110,74 +73,6 @@ class _Attention:
             outer = f"({outer}).to(tl.int32)" if self.kernel.wide else outer
             shape = f"(BLOCK_N, {'BLOCK_D' if position == 1 else 'BLOCK_E'})"
             self.described[position] = f"{name}.load([{outer}, n0, 0]).reshape{shape}"
-
-    # -- index space --------------------------------------------------------------------------------------------------
-
-    def _axes(self) -> dict[str, Axis]:
-        problem = self.problem
-
-        def axis(name: str, size: int, block: int) -> Axis:
-            return Axis(name, size, name, f"{name}_mask" if size % block else None)
-
-        return {
-            "b": Axis("b", problem.batch, "b", scalar=True),
-            "g": Axis("g", self.groups, "g", scalar=True),
-            "row": axis("row", self.rows, self.block_m),
-            "d": axis("d", problem.depth, self.block_d),
-            "dk": axis("dk", problem.depth, self.block_d),
-            "e": axis("e", problem.width, self.block_e),
-            "n": axis("n", problem.keys, self.block_n),
-            "nv": axis("nv", problem.keys, self.block_n),
-            "ns": axis("ns", problem.keys, self.block_s),
-        }
-
-    def _symbol(self, name: str) -> Expr:
-        return symbol(name, self.axes[name].size)
-
-    @property
-    def _head(self) -> Expr:
-        return self._symbol("g") * self.pack + self._symbol("row") // self.problem.rows
-
-    @property
-    def _query_row(self) -> Expr:
-        return self._symbol("row") % self.problem.rows
-
-    @property
-    def _is_scaled_first(self) -> bool:
-        """Whether scores are scaled before the maximum is taken, rather than in the exponent."""
-        return self.problem.additive or self.problem.scale <= 0
-
-    @property
-    def _before(self) -> str:
-        """What scores are multiplied with before the maximum is known: they become exponents of two."""
-        return "" if self._is_scaled_first else f" * {self.problem.scale * LOG2E!r}"
-
-    @property
-    def _after(self) -> str:
-        """What differences to the maximum are multiplied with to be exponents of two. Under an additive mask scores stay in
-        the mask's unit, where its smallest number does not overflow."""
-        return f" * {LOG2E!r}" if self._is_scaled_first else ""
-
-    @property
-    def _may_see_nothing(self) -> bool:
-        """Whether a row may have seen no position after its first block."""
-        return self.problem.mask is not None or (self.problem.causal and self.splits > 1)
-
-    def _define(self, name: str, code: str) -> None:
-        """Defines an axis variable and, where its block reaches past the end, its mask."""
-        axis = self.emitter.axes[name]
-        if self.kernel.wide and name in _POSITIONS:
-            code = f"({code}).to(tl.int64)"
-        self.writer.line(f"{axis.source} = {code}")
-        if axis.mask:
-            self.writer.line(f"{axis.mask} = {axis.source} < {axis.size}")
-
-    @property
-    def _mask_rows(self) -> int:
-        """Different rows of the mask in a block of rows."""
-        shape = () if self.problem.mask is None else self.kernel.graph.values[self.problem.mask].shape or ()
-        per_head = self.pack > 1 and shape[1:2] not in ((), (1,))
-        return self.block_m if per_head or shape[2:3] not in ((), (1,)) else 1
 
     # -- the kernel ---------------------------------------------------------------------------------------------------
 
@@ -404,12 +299,9 @@ class _Attention:
         }
         programs = self.problem.batch * self.groups * self.row_blocks
         text = self.writer.text()
-        params, scratch = tuple(p for p in self.params if re.search(rf"\b{p.name}\b", text)), ()
-        if self.splits > 1:
-            scratch = self.split.scratch(programs)
-            params += tuple(
-                Param(name, "scratch", i, s.dtype) for i, (name, s) in enumerate(zip(Split.NAMES, scratch))
-            )
+        params = tuple(p for p in self.params if re.search(rf"\b{p.name}\b", text))
+        scratch = self.split.scratch(programs) if self.splits > 1 else ()
+        params += tuple(Param(n, "scratch", i, s.dtype) for i, (n, s) in enumerate(zip(Split.NAMES, scratch)))
         signature = ", ".join([p.name for p in params] + [f"{b}: tl.constexpr" for b in blocks])
         body = f"@triton.jit\ndef {kernel.name}({signature}):\n{text}"
         return KernelSource(
@@ -425,4 +317,4 @@ class _Attention:
         )
 
 
-__all__ = ["dot_block", "lower"]
+__all__ = ["lower"]
