@@ -18,6 +18,7 @@ import math
 import multiprocessing
 import statistics
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -356,6 +357,8 @@ def torch_attention(inputs: Inputs) -> tuple[float, float, str]:
 def run(folder: Path, only: str) -> None:
     """Prints a table a case, fastest first; exits with 1 when a kernel is wrong."""
     import torch
+
+    warnings.simplefilter("ignore")  # torch says at length why a backend does not take a case
 
     prepared = json.loads((folder / "index.json").read_text())
     cases = [Case(**{**c, "mask": tuple(c["mask"]) if c["mask"] else None}) for c in prepared["cases"]]
