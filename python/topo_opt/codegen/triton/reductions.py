@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from torch_mlir import ir
@@ -123,7 +124,8 @@ def _sees(value: ir.Value, targets: set[int], arguments: set[int]) -> bool:
 
 def prelude(source: str) -> str:
     """Definitions of the combination functions that `source` names."""
-    used = [n for n in PRELUDE if f", {n})" in source or f"{n}(" in source]
+    names = set(re.findall(r"(?<![\w.])_[a-z]\w*", source))
+    used = [n for n in PRELUDE if n in names]
     return "".join(f"@triton.jit\ndef {n}(a, b):\n    return {PRELUDE[n]}\n\n\n" for n in used)
 
 

@@ -75,6 +75,7 @@ _MATRIX_TILES = (
     (16, 64, 128, 4, 5, 0.16),
     (16, 32, 128, 4, 5, 0.12),
 )
+_THREADS = 32  # of a warp
 _F32_TILE = {"m": 64, "n": 64, "k": 32, "group": 8, "warps": 4, "stages": 3}
 _VECTOR_COLUMNS = 2048
 
@@ -100,10 +101,14 @@ def _gemm(kernel: Kernel) -> dict[str, int]:
         programs = batch * -(-m // tile[0]) * -(-n // tile[1])
         return -(-programs // cores) * tile[0] * tile[1] / tile[5]
 
+    # Accumulator registers of a thread: a math function in the epilogue needs some of its own.
+    accumulator = 64 if _has_math(kernel) else 128
     fitting = [
         t
         for t in _MATRIX_TILES
-        if t[0] <= max(16, next_power_of_two(m)) and t[1] <= max(32, next_power_of_two(n))
+        if t[0] <= max(16, next_power_of_two(m))
+        and t[1] <= max(32, next_power_of_two(n))
+        and t[0] * t[1] <= accumulator * _THREADS * t[3]
     ]
     bm, bn, bk, warps, stages, _ = min(fitting or _MATRIX_TILES[-1:], key=time)
     return {
@@ -114,6 +119,17 @@ def _gemm(kernel: Kernel) -> dict[str, int]:
         "warps": warps,
         "stages": stages,
     }
+
+
+def _has_math(kernel: Kernel) -> bool:
+    """Whether a math function is part of the kernel."""
+    return any(
+        inner.operation.name.startswith("math.")
+        for node in kernel.graph.nodes
+        for region in node.op.regions
+        for block in region.blocks
+        for inner in block.operations
+    )
 
 
 def _attention(kernel: Kernel) -> dict[str, int]:
