@@ -12,11 +12,6 @@ from triton.language.extra import libdevice  # noqa: F401
 
 
 @triton.jit
-def _add(a, b):
-    return a + b
-
-
-@triton.jit
 def k_attention(in0, in1, in2, in3, out0, part_acc, part_best, part_total, arrivals, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
     pid = tl.program_id(0)
     group = pid
@@ -40,7 +35,7 @@ def k_attention(in0, in1, in2, in3, out0, part_acc, part_best, part_total, arriv
     last = tl.max(tl.where(c4, ns + 1, 0))
     first = tl.min(tl.where(c4, ns, 1024))
     first = first // BLOCK_N * BLOCK_N
-    length = tl.cdiv(last - first, 16 * BLOCK_N) * BLOCK_N
+    length = tl.cdiv(last - first, 32 * BLOCK_N) * BLOCK_N
     low = first + tl.program_id(1) * length
     high = tl.minimum(low + length, last)
     for n0 in range(low, high, BLOCK_N):
@@ -61,16 +56,16 @@ def k_attention(in0, in1, in2, in3, out0, part_acc, part_best, part_total, arriv
         a12 = tl.load(in2 + i11)
         acc = tl.dot(weights.to(tl.bfloat16), a12, acc)
         best = new_best
-    slot = (pid * 16 + tl.program_id(1)) * 4
+    slot = (pid * 32 + tl.program_id(1)) * 4
     lane = tl.arange(0, BLOCK_M)
     tl.store(part_best + slot + lane, best, mask=lane < 4)
     tl.store(part_total + slot + lane, total, mask=lane < 4)
     tl.store(part_acc + (slot + lane[:, None]) * BLOCK_E + e, acc, mask=lane[:, None] < 4)
     tl.debug_barrier()
     arrived = tl.atomic_add(arrivals + pid, 1, sem="acq_rel")
-    if arrived == 15:
-        first = pid * 64
-        all_lines = first + tl.arange(0, 16)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    if arrived == 31:
+        first = pid * 128
+        all_lines = first + tl.arange(0, 32)[:, None] * 4 + tl.arange(0, 4)[None, :]
         all_places = all_lines[:, :, None] * BLOCK_E + tl.arange(0, BLOCK_E)[None, None, :]
         all_parts = tl.load(part_acc + all_places, cache_modifier=".cg")
         all_bests = tl.load(part_best + all_lines, cache_modifier=".cg")

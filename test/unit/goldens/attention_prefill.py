@@ -14,8 +14,8 @@ from triton.language.extra import libdevice  # noqa: F401
 @triton.jit
 def k_attention(in0, in1, in2, out0, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
     pid = tl.program_id(0)
-    group = pid // 16
-    row0 = (15 - pid % 16) * BLOCK_M
+    group = pid // 32
+    row0 = (31 - pid % 32) * BLOCK_M
     b = group // 32
     g = group % 32
     row = row0 + tl.arange(0, BLOCK_M)[:, None]
