@@ -461,3 +461,10 @@ def test_signature_names_user_outputs_by_position():
     outputs = Signature.of(ep.graph_signature).outputs
     assert (outputs[0].kind, outputs[0].target) == ("mutation", "cache")
     assert [o.target for o in outputs[1:]] == [str(i) for i in range(len(outputs) - 1)]
+
+
+def test_views_do_not_depend_on_the_layout_of_their_operand():
+    """On another device an op may return other strides than the export saw."""
+    x = torch.randn(2, 3, 4).transpose(1, 2)
+    call = {"op": "aten.view.default", "args": [{"operand": 0}, [2, 12]], "kwargs": {}}
+    assert torch.equal(call_aten(call, [x]), x.reshape(2, 12))

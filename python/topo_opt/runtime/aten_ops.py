@@ -15,6 +15,14 @@ from topo_opt.errors import InputError, UntrustedError
 _MODULES: dict[str, ModuleType] = {"operator": operator, "math": math, "torch": torch, "builtins": builtins}
 
 
+# An export fixes views by the strides that its own device gave; another device's kernels may lay the same result out
+# otherwise (scaled_dot_product_attention on CUDA does). Programs are functional, so a copy is as good as a view.
+_ANY_LAYOUT = {
+    "aten.view.default": "aten.reshape.default",
+    "aten._unsafe_view.default": "aten.reshape.default",
+}
+
+
 def resolve(op: str, *, extra_namespaces: frozenset[str] = frozenset()) -> Callable[..., Any]:
     """The callable that the name `op` stands for.
 
@@ -32,6 +40,7 @@ def resolve(op: str, *, extra_namespaces: frozenset[str] = frozenset()) -> Calla
         raise UntrustedError(
             f"the operator {op!r:.120} {reason}", hint="only run bundles of models you trust"
         )
+    op = _ANY_LAYOUT.get(op, op)
     parts = op.split(".")
     owner: Any = _MODULES[parts[0]] if op in PYTHON_FUNCTIONS else torch.ops
     try:
