@@ -261,6 +261,24 @@ def test_bf16_rounds_to_nearest_even():
     torch.testing.assert_close(ours, torch.from_numpy(values).bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", ["fp8e4nv", "fp8e5"])
+def test_fp8_rounds_as_torch_does(name):
+    values = np.linspace(-3, 3, 1001).astype(np.float32)
+    dtype = {"fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}[name]
+    source = "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef k(x, out, B: tl.constexpr):\n"
+    source += f"    i = tl.arange(0, B)\n    v = tl.load(x + i, mask=i < 1001, other=0).to(tl.{name.replace('fp8', 'float8')})\n"
+    source += "    tl.store(out + i, v.to(tl.float32), mask=i < 1001)\n"
+    x, out = torch.from_numpy(values), torch.zeros(1001)
+    with interpreter.interpreting():
+        interpreter.launch(
+            load_function(source, f"{name}_sample.py", "k"),
+            (1, 1, 1),
+            {"x": x, "out": out, "B": 1024},
+            [x, out],
+        )
+    assert torch.equal(out, x.to(dtype).float())
+
+
 def test_a_step_that_fails_tells_its_name(program, monkeypatch):
     variant = program.variants("decode")[0]
     program.decode(torch.ones(1, 8), torch.tensor([0]))

@@ -2,6 +2,7 @@
 
 What Triton's interpreter lacks, and is added here:
 * bf16: it computes on the raw bit patterns. Arithmetic, dot products and casts go through fp32, rounding to nearest even.
+* fp8: rounding up a full mantissa does not carry into the exponent. Casts go through torch's.
 * libdevice: `libdevice.tanh(x)` gives None. See `libdevice_numpy`.
 * reductions and scans with a combine function of the kernel's own go element by element; here they go by halves.
 * memory: a store outside a buffer corrupts the process. Each access is checked against the buffers of the launch.
@@ -203,6 +204,24 @@ def f32_to_bf16(values: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(wide), np.uint16(0x7FC0), rounded.astype(np.uint16))
 
 
+_FP8 = {
+    "fp8e4nv": torch.float8_e4m3fn,
+    "fp8e5": torch.float8_e5m2,
+    "fp8e4b8": torch.float8_e4m3fnuz,
+    "fp8e5b16": torch.float8_e5m2fnuz,
+}
+
+
+def fp8_to_f32(bits: np.ndarray, name: str) -> np.ndarray:
+    """Bit patterns (uint8) of Triton's fp8 type `name` to float32, exactly."""
+    return torch.from_numpy(np.array(bits)).view(_FP8[name]).float().numpy()
+
+
+def f32_to_fp8(values: np.ndarray, name: str) -> np.ndarray:
+    """Any float values to fp8 bit patterns, by way of float32, as torch rounds them."""
+    return torch.from_numpy(np.array(values, dtype=np.float32)).to(_FP8[name]).view(torch.uint8).numpy()
+
+
 def _patch_builder() -> None:
     """Changes the interpreter's own classes, once: nothing but the interpreter uses them."""
     from triton.runtime import interpreter as ti
@@ -272,6 +291,11 @@ def _patch_bf16(ti: Any) -> None:
 
     def create_fp_to_fp(self: Any, source: Any, kind: Any, rounding: Any) -> Any:
         nearest = rounding is None or rounding == ti._ir.ROUNDING_MODE.RTNE
+        if source.dtype.scalar.name in _FP8:
+            exact = handle(fp8_to_f32(source.data, source.dtype.scalar.name), tl.float32)
+            return exact if kind.scalar == tl.float32 else self.create_fp_to_fp(exact, kind, rounding)
+        if nearest and kind.scalar.name in _FP8:
+            return handle(f32_to_fp8(widen(source).data, kind.scalar.name), kind.scalar)
         if nearest and tl.bfloat16 in (source.dtype.scalar, kind.scalar) and _is_wide(source, kind):
             return cast_impl(self, source, kind)
         return convert(self, source, kind, rounding)
