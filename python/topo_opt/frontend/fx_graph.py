@@ -33,7 +33,7 @@ from topo_opt.frontend.dynamic_dims import concrete, dynamic_dims, solve_sizes
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
 from topo_opt.frontend.keep_table import keep_table
 from topo_opt.frontend.signature import InputRecord, OutputRecord, Signature, dtype_name, tree_as_json
-from topo_opt.frontend.strided_views import stays_inside
+from topo_opt.frontend.strided_views import from_base, stays_inside
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,18 @@ def normalize(ep: ExportedProgram, bucket: Mapping[str, int] | None = None) -> F
 
 
 def decompose(ep: ExportedProgram) -> ExportedProgram:
-    """`ep` as ATen ops without mutation, ops of the keep table whole."""
+    """`ep` as ATen ops without mutation, ops of the keep table whole; `ep` itself where torch cannot take it apart."""
+    return try_decompose(ep)[0]
+
+
+def try_decompose(ep: ExportedProgram) -> tuple[ExportedProgram, str | None]:
+    """As `decompose`, with torch's reason when it cannot take the program apart (ops of `prims` that give views, for one)."""
     _drop_derived_ranges(ep)
-    return _with_buffers_for_constants(ep).run_decompositions(keep_table())
+    whole = _with_buffers_for_constants(ep)
+    try:
+        return whole.run_decompositions(keep_table()), None
+    except (RuntimeError, NotImplementedError, AssertionError) as error:
+        return ep, str(error).partition("\n")[0][:200] or type(error).__name__
 
 
 def _with_buffers_for_constants(ep: ExportedProgram) -> ExportedProgram:
@@ -240,6 +249,8 @@ class _Specializer:
             return None
         if schema.name == "aten::_assert_scalar":
             return self._check(node, *args)
+        if schema.name == "aten::as_strided":
+            args = from_base(*args)
         if schema.name == "aten::as_strided" and not stays_inside(args[0].meta["val"], *args[1:], **kwargs):
             raise _NotStatic(node, "it reads memory outside of its operand")
         if schema.is_mutable:

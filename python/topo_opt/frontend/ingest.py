@@ -14,7 +14,7 @@ from topo_opt.dialects import load
 from topo_opt.errors import InputError, Remark
 from topo_opt.frontend.aten_export import Signature as AtenSignature
 from topo_opt.frontend.aten_export import Slot, export_aten
-from topo_opt.frontend.fx_graph import FxProgram, decompose, specialize
+from topo_opt.frontend.fx_graph import FxProgram, specialize, try_decompose
 from topo_opt.frontend.lower_program import lower_program
 from topo_opt.frontend.merge import merge_into
 from topo_opt.frontend.signature import Signature
@@ -94,7 +94,9 @@ def ingest(
     records: list[FunctionRecord] = []
     remarks: list[Remark] = []
     for function, exported in programs.items():
-        decomposed = decompose(exported)
+        decomposed, reason = try_decompose(exported)
+        if reason is not None:
+            remarks.append(Remark("not-decomposed", function, f"torch cannot take it apart: {reason}"))
         variants = list((buckets or {}).get(function) or [{}])
         for bucket in variants:
             program = specialize(decomposed, bucket)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from topo_opt.frontend.graph_builder import GraphBuilder
 
@@ -27,6 +28,24 @@ def stays_inside(
     """Whether such a view of `value` reads elements of `value` alone."""
     last = (offset or 0) + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
     return storage_order(value) is not None and (0 in size or 0 <= last < value.numel())
+
+
+def from_base(
+    x: fx.Node, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> tuple[fx.Node, Sequence[int], Sequence[int], int]:
+    """The arguments of `as_strided` on the tensor that `x` is a view of: what is under a view is that tensor's memory."""
+    base = x
+    while base.op == "call_function" and _is_view(base.target):
+        (base,) = base.all_input_nodes
+    return base, size, stride, x.meta["val"].storage_offset() if offset is None else offset
+
+
+def _is_view(target: object) -> bool:
+    if not isinstance(target, OpOverload) or len(target._schema.returns) != 1:
+        return False
+    alias = target._schema.returns[0].alias_info
+    tensors = [a for a in target._schema.arguments if isinstance(a.type, torch.TensorType)]
+    return alias is not None and not alias.is_write and len(tensors) == 1
 
 
 def as_strided(
