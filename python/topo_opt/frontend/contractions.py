@@ -123,5 +123,6 @@ def _batch_term(
     letters = _BATCH[len(batch) - len(own) : len(batch)]
     broadcast = [i for i, size in enumerate(own) if size == 1 and batch[i + len(batch) - len(own)] != 1]
     if broadcast:
-        x = b.emit(aten.squeeze.dims, x, broadcast)
+        kept = [size for i, size in enumerate(_shape(x)) if i not in broadcast]
+        x = b.emit(aten.reshape.default, x, kept)
     return x, "".join(letter for i, letter in enumerate(letters) if i not in broadcast)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 from torch_mlir import ir
 from torch_mlir.extras import fx_importer
@@ -10,6 +11,9 @@ from torch_mlir.extras import fx_importer
 from topo_opt.frontend.aten_export import source_line
 from topo_opt.frontend.graph_builder import SOURCE
 from topo_opt.frontend.signature import InputRecord, OutputRecord, Signature
+
+# The importer's table has the numbers of complex types one too high: torch counts 8, 9, 10.
+fx_importer.TORCH_DTYPE_TO_INT.update({torch.complex32: 8, torch.complex64: 9, torch.complex128: 10})
 
 # Locations are `loc("fxnode:NAME"("file":line))`; `located_node` reads them.
 _PREFIX = "fxnode:"

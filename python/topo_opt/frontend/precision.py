@@ -13,6 +13,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
+from topo_opt.frontend.casts import cast
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
 from topo_opt.frontend.topo_ops import DEMOTE
 
@@ -206,10 +207,8 @@ def adapt_arguments(
         if common in HALF and value.dim() == 0 and not keeps_half:
             dtype = torch.float32
         if promoted != value.dtype and promoted in HALF and dtype not in HALF:
-            argument = b.emit(aten._to_copy.default, argument, dtype=promoted)
-        if argument.meta["val"].dtype != dtype:
-            argument = b.emit(aten._to_copy.default, argument, dtype=dtype)
-        return argument
+            argument = cast(b, argument, promoted)
+        return cast(b, argument, dtype)
 
     apart = _APART.get(_name(node), ())
     arguments = [a if i in apart else fx.map_arg(a, adapt) for i, a in enumerate(args)]
@@ -278,7 +277,7 @@ def narrow_results(b: GraphBuilder, result: Argument, expected: Any) -> Argument
     if not isinstance(expected, torch.Tensor) or result.meta["val"].dtype == expected.dtype:
         return result
     if expected.dtype not in HALF or result.meta["val"].dtype != torch.float32:
-        return b.emit(aten._to_copy.default, result, dtype=expected.dtype)
+        return cast(b, result, expected.dtype)
     with b.mode:
         value = torch.empty_like(result.meta["val"], dtype=expected.dtype)
     return b.call(DEMOTE, (result, expected.dtype), {}, value)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from topo_opt.frontend.casts import cast
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
 
 aten = torch.ops.aten
@@ -102,6 +103,8 @@ def _pad(b: GraphBuilder, x: fx.Node, pad: list[int], value: float = 0) -> fx.No
 def _to_copy(b: GraphBuilder, x: fx.Node, **options: Any) -> fx.Node | None:
     """Floats become small integers by way of int32, as eager's conversion does; straight, values out of range have no meaning."""
     source, dtype = x.meta["val"].dtype, options.get("dtype")
+    if dtype is not None and dtype != source and (dtype.is_complex or source.is_complex):
+        return cast(b, x, dtype)
     if not source.is_floating_point or dtype not in (torch.int8, torch.uint8, torch.int16):
         return None
     return b.emit(aten._to_copy.default, b.emit(aten._to_copy.default, x, dtype=torch.int32), dtype=dtype)
@@ -115,7 +118,9 @@ def _zeros_for_empty(size_from: Callable[..., Any]) -> Callable[..., Any]:
         dtype = options.get("dtype") or (
             like.meta["val"].dtype if like is not None else torch.get_default_dtype()
         )
-        device = options.get("device") or (like.meta["val"].device if like is not None else "cpu")
+        device = options.get("device") or (
+            like.meta["val"].device if like is not None else torch.device("cpu")
+        )
         value = False if dtype == torch.bool else 0
         return b.emit(aten.full.default, list(size), value, dtype=dtype, device=device)
 

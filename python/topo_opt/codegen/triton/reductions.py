@@ -105,21 +105,23 @@ def recognise(node: Node, position: int, element: str) -> Recognised | None:
         return None
     left, right = op.operands
     term = right if hash(left) == accumulator else left if hash(right) == accumulator else None
-    if term is None or _sees(term, outputs, {hash(a) for a in arguments}):
+    if term is None or depends_on(term, outputs, {hash(a) for a in arguments}):
         return None
     return Recognised(combiner, term)
 
 
-def _sees(value: ir.Value, targets: set[int], arguments: set[int]) -> bool:
+def depends_on(value: ir.Value, targets: set[int], arguments: set[int]) -> bool:
     """Whether `value` is or depends on one of `targets` inside the region."""
     if hash(value) in targets:
         return True
     if hash(value) in arguments:
         return False
+    if isinstance(value.owner, ir.Block):  # an argument of the function around it
+        return False
     op = value.owner.operation
     if op.name in ("arith.constant", "linalg.index"):
         return False
-    return any(_sees(o, targets, arguments) for o in op.operands)
+    return any(depends_on(o, targets, arguments) for o in op.operands)
 
 
 def prelude(source: str) -> str:
@@ -129,4 +131,4 @@ def prelude(source: str) -> str:
     return "".join(f"@triton.jit\ndef {n}(a, b):\n    return {PRELUDE[n]}\n\n\n" for n in used)
 
 
-__all__ = ["PRELUDE", "Combiner", "Recognised", "prelude", "recognise"]
+__all__ = ["PRELUDE", "Combiner", "Recognised", "depends_on", "prelude", "recognise"]

@@ -16,6 +16,8 @@ from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.triton.element_types import NARROW_FLOATS
 from topo_opt.codegen.triton.emit import Axis, Complex, Emitter, Value
 from topo_opt.codegen.triton.kernel import Kernel
+from topo_opt.codegen.triton.reductions import depends_on
+from topo_opt.codegen.triton.regions import Region
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.graph import Node
@@ -127,7 +129,14 @@ def _scatter(emitter: Emitter, node: Node, indices: list[Expr]) -> Write:
         offset, inside = _loaded_index(emitter, positions, [indices[0], Expr((), column)], shape[axis])
         place[axis] = place[axis] + offset
         tests.extend(inside)
-    return Write(emitter.real(updates, indices), place, tests, _atomic(emitter, node))
+    value = emitter.real(updates, indices)
+    atomic, term = _combination(emitter, node)
+    if term is not None:
+        update = node.op.regions[0].blocks[0].arguments[0]
+        found = Region(emitter, {hash(update): lambda: value}).scalar(term)
+        assert isinstance(found, Value)
+        value = found
+    return Write(value, place, tests, atomic)
 
 
 _ATOMICS = {
@@ -136,22 +145,25 @@ _ATOMICS = {
 }  # fmt: skip
 
 
-def _atomic(emitter: Emitter, node: Node) -> str | None:
-    """The atomic that combines an update with what is there; None for a plain overwrite."""
+def _combination(emitter: Emitter, node: Node) -> tuple[str | None, ir.Value | None]:
+    """The atomic that combines with what is there and what it combines, in terms of the update; (None, None) overwrites."""
     block = node.op.regions[0].blocks[0]
     update, current = block.arguments
     yielded = block.operations[len(block.operations) - 1].operation.operands[0]
     if hash(yielded) == hash(update):
-        return None
+        return None, None
     element = emitter.graph.values[node.results[0]].element
-    op = None if hash(yielded) == hash(current) else yielded.owner.operation
-    known = op is not None and {hash(o) for o in op.operands} == {hash(update), hash(current)}
-    if op is None or not known or op.name not in _ATOMICS or element in (*NARROW_FLOATS, "i1", "i8", "i16"):
+    op = None if isinstance(yielded.owner, ir.Block) else yielded.owner.operation
+    terms = [] if op is None else [o for o in op.operands if hash(o) != hash(current)]
+    known = op is not None and len(op.operands) == 2 and len(terms) == 1
+    alone = known and not depends_on(terms[0], {hash(current)}, {hash(update)})
+    atomic = _ATOMICS.get(op.name) if op is not None and alone else None
+    if atomic is None or element in (*NARROW_FLOATS, "i1", "i8", "i16"):
         name = "its body" if op is None else op.name
         raise UnsupportedError(
             f"a scatter that combines by {name} in {element} has no atomic", hint="the op is left to ATen"
         )
-    return _ATOMICS[op.name]
+    return atomic, terms[0]
 
 
 _WRITES: dict[str, Callable[[Emitter, Node, list[Expr]], Write]] = {
