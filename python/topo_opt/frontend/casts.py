@@ -1,4 +1,8 @@
-"""Conversions between types. torch-mlir has none from or to complex types, so these go by real and imaginary parts."""
+"""Conversions between types as eager makes them.
+
+torch-mlir has none from or to complex types, so these go by real and imaginary parts. Floats become small integers by way
+of int32, as eager's conversion does; straight, values out of range have no meaning.
+"""
 
 import torch
 from torch import fx
@@ -7,6 +11,7 @@ from topo_opt.frontend.graph_builder import GraphBuilder
 
 aten = torch.ops.aten
 _PARTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+_SMALL = (torch.int8, torch.uint8, torch.int16)
 
 
 def cast(b: GraphBuilder, x: fx.Node, dtype: torch.dtype) -> fx.Node:
@@ -19,6 +24,8 @@ def cast(b: GraphBuilder, x: fx.Node, dtype: torch.dtype) -> fx.Node:
     if source in _PARTS:
         x = b.emit(aten.real.default, x)
         return cast(b, x, dtype)
+    if source.is_floating_point and dtype in _SMALL:
+        x = b.emit(aten._to_copy.default, x, dtype=torch.int32)
     return b.emit(aten._to_copy.default, x, dtype=dtype)
 
 

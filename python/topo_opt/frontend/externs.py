@@ -1,5 +1,6 @@
 """Which nodes are left to ATen, each with the reason that the report gives."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,6 +9,8 @@ from torch._ops import OpOverload
 
 from topo_opt.frontend.attention import can_attend
 from topo_opt.frontend.contractions import CONTRACTIONS, can_contract
+from topo_opt.frontend.rewrites_quantized import QUANTIZED
+from topo_opt.frontend.rewrites_search import MOST_BOUNDARIES
 
 aten = torch.ops.aten
 
@@ -37,19 +40,37 @@ _REASONS = {
     "histograms go to torch": "histc histogram bincount _histogramdd_bin_edges _histogramdd_from_bin_cts",
     "recurrent layers go to cuDNN": "lstm gru rnn_tanh rnn_relu _cudnn_rnn mkldnn_rnn_layer _thnn_fused_lstm_cell",
     "quantized tensors are left to torch": """
-        quantize_per_tensor quantize_per_channel dequantize fake_quantize_per_tensor_affine
-        fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask""",
-    "sampling at computed places goes to torch": "grid_sampler grid_sampler_2d grid_sampler_3d affine_grid_generator",
+        quantize_per_tensor quantize_per_channel dequantize fake_quantize_per_tensor_affine""",
+    "sampling at computed places goes to torch": "grid_sampler grid_sampler_3d affine_grid_generator",
     "its algorithm is sequential": "_ctc_loss ctc_loss _pdist_forward _embedding_bag unique_consecutive",
 }
 _KNOWN = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 _OURS = ("aten", "prims")
 
 
+# What is lowered although its name is on the list above: op -> when.
+_LOWERED: dict[Any, tuple[Callable[[fx.Node], bool], ...]] = {
+    aten.bucketize.Tensor: (lambda node: node.args[1].meta["val"].numel() <= MOST_BOUNDARIES,),
+    aten.bucketize.Scalar: (lambda node: node.args[1].meta["val"].numel() <= MOST_BOUNDARIES,),
+    aten.rrelu_with_noise_functional.default: (lambda node: not _argument(node, 4, "training", False),),
+}
+
+
+def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
+    return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+
+
+def schema_name(target: Any) -> str:
+    """`aten::add` for any overload of it; empty for what is no op."""
+    return target._schema.name if isinstance(target, OpOverload) else ""
+
+
 def known_reason(node: fx.Node) -> str | None:
     """Why this node of a static graph is left to ATen without trying to lower it, or None."""
     target = node.target
     if not isinstance(target, OpOverload):
+        return None
+    if target._schema.name in QUANTIZED or any(applies(node) for applies in _LOWERED.get(target, ())):
         return None
     namespace, _, name = target._schema.name.partition("::")
     if namespace not in _OURS:

@@ -13,7 +13,7 @@ _KEEP = """
 _native_batch_norm_legit_no_training _softmax _log_softmax
 addbmm addmm addmv avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bmm
 conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution
-cross_entropy_loss dot elu embedding gelu group_norm hardsigmoid hardswish hardtanh
+dot elu embedding gelu group_norm hardsigmoid hardswish hardtanh
 index_add index_copy isfinite layer_norm leaky_relu linear log_sigmoid log_softmax masked_fill matmul
 max_pool1d max_pool2d max_pool3d mish mm mv native_group_norm native_layer_norm one_hot relu relu6 rms_norm rsqrt
 scaled_dot_product_attention sigmoid silu softmax softplus tanh topk
@@ -21,7 +21,7 @@ scaled_dot_product_attention sigmoid silu softmax softplus tanh topk
 
 # Taken apart although torch's default table would not: torch-mlir has no lowering, or only for some sizes.
 _TAKE_APART = """
-_adaptive_avg_pool2d upsample_linear1d upsample_bilinear2d upsample_trilinear3d
+_adaptive_avg_pool2d grid_sampler_2d upsample_linear1d upsample_bilinear2d upsample_trilinear3d
 """
 
 

@@ -13,12 +13,13 @@ from topo_opt.errors import Remark
 from topo_opt.frontend.aten_export import call_template, source_line
 from topo_opt.frontend.attention import attention
 from topo_opt.frontend.contractions import CONTRACTIONS
-from topo_opt.frontend.externs import known_reason
+from topo_opt.frontend.externs import known_reason, schema_name
 from topo_opt.frontend.fx_graph import FxProgram
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
 from topo_opt.frontend.index_updates import index_copy, index_put, masked_put, puts_one_value, updates_rows
 from topo_opt.frontend.precision import adapt_arguments, adapts, narrow_results
 from topo_opt.frontend.rewrites import REWRITES
+from topo_opt.frontend.rewrites_quantized import QUANTIZED
 from topo_opt.frontend.signature import dtype_name
 from topo_opt.frontend.topo_ops import aten_call
 
@@ -71,7 +72,8 @@ def legalize(program: FxProgram, extern: Mapping[str, str]) -> LegalGraph:
 
 def _lower(b: GraphBuilder, node: fx.Node, env: Mapping[fx.Node, Argument]) -> Argument:
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), env.__getitem__)
-    rule, target, expected = _RULES.get(node.target), node.target, node.meta["val"]
+    target, expected = node.target, node.meta["val"]
+    rule = _RULES.get(target) or QUANTIZED.get(schema_name(target))
     if target is aten.index_put.default:
         forms = ((updates_rows, index_put), (puts_one_value, masked_put))
         rule = next((form for fits, form in forms if fits(*node.args, **node.kwargs)), None)

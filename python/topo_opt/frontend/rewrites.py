@@ -10,18 +10,24 @@ from typing import Any
 import torch
 
 from topo_opt.frontend.index_updates import index_add, scatter
+from topo_opt.frontend.rewrites_complex import COMPLEX
 from topo_opt.frontend.rewrites_division import DIVISION
 from topo_opt.frontend.rewrites_extrema import EXTREMA
 from topo_opt.frontend.rewrites_normalization import NORMALIZATION
 from topo_opt.frontend.rewrites_pointwise import POINTWISE
+from topo_opt.frontend.rewrites_pooling import POOLING
+from topo_opt.frontend.rewrites_search import SEARCH
 from topo_opt.frontend.strided_views import as_strided
 
 # Op -> rule.
 REWRITES: dict[Any, Callable[..., Any]] = {
     **POINTWISE,
+    **COMPLEX,
     **DIVISION,
     **EXTREMA,
     **NORMALIZATION,
+    **POOLING,
+    **SEARCH,
     torch.ops.aten.as_strided.default: as_strided,
     torch.ops.aten.index_add.default: index_add,
     torch.ops.aten.index_put.default: scatter,

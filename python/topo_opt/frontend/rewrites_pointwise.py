@@ -9,6 +9,7 @@ from torch import fx
 
 from topo_opt.frontend.casts import cast
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
+from topo_opt.frontend.rewrites_complex import equal
 
 aten = torch.ops.aten
 _LARGEST_POWER = 64
@@ -16,6 +17,8 @@ _LARGEST_POWER = 64
 
 def _equal(b: GraphBuilder, x: fx.Node, y: fx.Node) -> fx.Node | None:
     """A float is not always equal to itself, as torch-mlir's folder takes it to be."""
+    if x.meta["val"].dtype.is_complex:
+        return equal(b, x, y)
     if x is not y or not x.meta["val"].dtype.is_floating_point:
         return None
     return b.emit(aten.logical_not.default, b.emit(aten.ne.Tensor, x, x))
@@ -50,7 +53,7 @@ def _reciprocal(b: GraphBuilder, x: fx.Node) -> fx.Node | None:
     return b.emit(aten.div.Tensor, b.emit(aten.full_like.default, x, 1.0), x)
 
 
-def _clamp(b: GraphBuilder, x: fx.Node, low: Argument = None, high: Argument = None) -> fx.Node:
+def clamp(b: GraphBuilder, x: fx.Node, low: Argument = None, high: Argument = None) -> fx.Node:
     """NaN stays NaN, and `high` wins over `low`, as in eager. Bounds are numbers or tensors."""
     bounds = [v for v in (low, high) if v is not None]
     dtype = x.meta["val"].dtype
@@ -74,7 +77,7 @@ def _clamp(b: GraphBuilder, x: fx.Node, low: Argument = None, high: Argument = N
 
 
 def _hardtanh(b: GraphBuilder, x: fx.Node, low: float = -1.0, high: float = 1.0) -> fx.Node:
-    return _clamp(b, x, low, high)
+    return clamp(b, x, low, high)
 
 
 def _gelu(b: GraphBuilder, x: fx.Node, approximate: str = "none") -> fx.Node | None:
@@ -101,13 +104,9 @@ def _pad(b: GraphBuilder, x: fx.Node, pad: list[int], value: float = 0) -> fx.No
 
 
 def _to_copy(b: GraphBuilder, x: fx.Node, **options: Any) -> fx.Node | None:
-    """Floats become small integers by way of int32, as eager's conversion does; straight, values out of range have no meaning."""
-    source, dtype = x.meta["val"].dtype, options.get("dtype")
-    if dtype is not None and dtype != source and (dtype.is_complex or source.is_complex):
-        return cast(b, x, dtype)
-    if not source.is_floating_point or dtype not in (torch.int8, torch.uint8, torch.int16):
-        return None
-    return b.emit(aten._to_copy.default, b.emit(aten._to_copy.default, x, dtype=torch.int32), dtype=dtype)
+    """The conversions that torch-mlir has not, or not as eager."""
+    dtype = options.get("dtype")
+    return None if dtype is None or dtype == x.meta["val"].dtype else cast(b, x, dtype)
 
 
 def _zeros_for_empty(size_from: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,20 +126,28 @@ def _zeros_for_empty(size_from: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
+def _rrelu(
+    b: GraphBuilder, x: fx.Node, noise: fx.Node, lower: float = 0.125, upper: float = 1 / 3, *rest: Argument
+) -> list[fx.Node]:
+    """In inference: a leaky relu with the mean slope."""
+    return [b.emit(aten.leaky_relu.default, x, (lower + upper) / 2), noise]
+
+
 POINTWISE: dict[Any, Callable[..., Any]] = {
     aten.eq.Tensor: _equal,
     aten.isfinite.default: _is_finite,
     aten.reciprocal.default: _reciprocal,
     aten.gelu.default: _gelu,
     aten.constant_pad_nd.default: _pad,
-    aten.clamp.default: _clamp,
-    aten.clamp.Tensor: _clamp,
-    aten.clamp_min.default: _clamp,
-    aten.clamp_min.Tensor: _clamp,
-    aten.clamp_max.default: lambda b, x, high: _clamp(b, x, None, high),
-    aten.clamp_max.Tensor: lambda b, x, high: _clamp(b, x, None, high),
+    aten.clamp.default: clamp,
+    aten.clamp.Tensor: clamp,
+    aten.clamp_min.default: clamp,
+    aten.clamp_min.Tensor: clamp,
+    aten.clamp_max.default: lambda b, x, high: clamp(b, x, None, high),
+    aten.clamp_max.Tensor: lambda b, x, high: clamp(b, x, None, high),
+    aten.rrelu_with_noise_functional.default: _rrelu,
     aten.hardtanh.default: _hardtanh,
-    aten.relu6.default: lambda b, x: _clamp(b, x, 0.0, 6.0),
+    aten.relu6.default: lambda b, x: clamp(b, x, 0.0, 6.0),
     aten.pow.Tensor_Scalar: _integer_power,
     aten._to_copy.default: _to_copy,
     aten.empty.memory_format: _zeros_for_empty(lambda size, *_: (size, None)),

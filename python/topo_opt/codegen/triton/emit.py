@@ -350,8 +350,12 @@ class Emitter:
 
     def binary(self, symbol: str, a: Value, b: Value) -> Value:
         """`a symbol b` for two floats of one type."""
-        source = self.writer.bind(f"{self.tensor(a)} {symbol} {self.tensor(b)}")
-        return Value(source, a.element, a.depends | b.depends)
+        return self.formula(f"{{}} {symbol} {{}}", a, b)
+
+    def formula(self, template: str, *values: Value, element: str | None = None) -> Value:
+        """A value of the first one's type, or `element`, from a template with `{}` for the source of each."""
+        source = self.writer.bind(template.format(*map(self.tensor, values)))
+        return Value(source, element or values[0].element, frozenset().union(*(v.depends for v in values)))
 
 
 def _last_operand(op: ir.Operation) -> ir.Value:

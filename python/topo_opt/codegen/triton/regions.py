@@ -191,6 +191,14 @@ def _complex_mul(e: Emitter, op: ir.Operation, operands: list[Scalar]) -> Scalar
     return Complex(real, imag)
 
 
+def _complex_negated(real: bool) -> Callable:
+    def emit(e: Emitter, op: ir.Operation, operands: list[Scalar]) -> Scalar:
+        pair = _pair(operands[0])
+        return Complex(e.formula("-{}", pair.real) if real else pair.real, e.formula("-{}", pair.imag))
+
+    return emit
+
+
 def _complex_constant(e: Emitter, op: ir.Operation, operands: list[Scalar]) -> Scalar:
     element = str(op.results[0].type)[8:-1]
     parts = [e.constant(a, element) for a in ir.ArrayAttr(op.attributes["value"])]
@@ -202,6 +210,9 @@ _COMPLEX: dict[str, Callable[[Emitter, ir.Operation, list[Scalar]], Scalar]] = {
     "complex.constant": _complex_constant,
     "complex.re": lambda e, op, v: _pair(v[0]).real,
     "complex.im": lambda e, op, v: _pair(v[0]).imag,
+    "complex.abs": lambda e, op, v: e.formula("libdevice.hypot({}, {})", _pair(v[0]).real, _pair(v[0]).imag),
+    "complex.neg": _complex_negated(real=True),
+    "complex.conj": _complex_negated(real=False),
     "complex.add": _complex_elementwise("+"),
     "complex.sub": _complex_elementwise("-"),
     "complex.mul": _complex_mul,
