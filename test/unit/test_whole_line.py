@@ -111,7 +111,12 @@ CASES = {
     "scatter-means": Case(
         lambda x, i: x.scatter_reduce(0, i, x, "mean", include_self=False), (floats(4, 3), ints(4, 3, high=4))
     ),
-    "fp8": Case(lambda x: (x.to(FP8).float(), (x * 3).to(FP8).float()), (floats(6, 7),)),
+    "fp8": Case(
+        lambda x: (x.to(FP8).float(), (x * 3).to(FP8).float(), (x * 290).to(FP8).float()), (floats(6, 7),)
+    ),
+    "shifts": Case(
+        lambda i: (i << 2, torch.bitwise_right_shift(i, 1), torch.bitwise_left_shift(i, 3)), (ints(7),)
+    ),
 }
 ALONE = ("views-of-prims",)
 """Torch cannot take these apart, nor what shares a program with them."""
@@ -167,3 +172,23 @@ def _exact(case: Case, eager: Any) -> Any:
         return float64_outputs(Together([case.function], [(0, len(case.args))]), case.args)
     except (AssertionError, RuntimeError):
         return [to_float64(value) for value in tensors(eager)]
+
+
+class Counting(nn.Module):
+    """State in a plain attribute, which export lifts as a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = torch.zeros(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state[1:].add_(x[1:])
+        return self.state * 2
+
+
+def test_state_in_an_attribute_is_a_buffer() -> None:
+    module, x = Counting(), floats(3)
+    program = api.compile(Counting(), (x,), topology="cpu", device="cpu")
+    for _ in range(2):
+        assert torch.equal(program(x), module(x))
+    assert not program.fallbacks

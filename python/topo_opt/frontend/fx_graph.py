@@ -22,6 +22,7 @@ from torch.export.graph_signature import (
     ConstantArgument,
     ExportGraphSignature,
     InputKind,
+    InputSpec,
     OutputKind,
     SymIntArgument,
     TensorArgument,
@@ -33,7 +34,7 @@ from topo_opt.frontend.dynamic_dims import concrete, dynamic_dims, solve_sizes
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
 from topo_opt.frontend.keep_table import keep_table
 from topo_opt.frontend.signature import InputRecord, OutputRecord, Signature, dtype_name, tree_as_json
-from topo_opt.frontend.strided_views import from_base, stays_inside
+from topo_opt.frontend.strided_views import base_of, from_base, stays_inside
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def decompose(ep: ExportedProgram) -> ExportedProgram:
 def try_decompose(ep: ExportedProgram) -> tuple[ExportedProgram, str | None]:
     """As `decompose`, with torch's reason when it cannot take the program apart (ops of `prims` that give views, for one)."""
     _drop_derived_ranges(ep)
-    whole = _with_buffers_for_constants(ep)
+    whole = _with_written_constants_as_buffers(_with_buffers_for_constants(ep))
     try:
         return whole.run_decompositions(keep_table()), None
     except (RuntimeError, NotImplementedError, AssertionError) as error:
@@ -110,6 +111,33 @@ def _with_buffers_for_constants(ep: ExportedProgram) -> ExportedProgram:
     )
     merged.graph_module.recompile()
     return merged
+
+
+def _with_written_constants_as_buffers(ep: ExportedProgram) -> ExportedProgram:
+    """`ep` whose lifted constants that the program writes into (a tensor in an attribute) are buffers, as torch wants them."""
+    nodes = ep.graph.find_nodes(op="placeholder")
+    specs = list(ep.graph_signature.input_specs)
+    written = {base for node in ep.graph.nodes for base in _written_bases(node)}
+    chosen = [i for i, s in enumerate(specs) if s.kind is InputKind.CONSTANT_TENSOR and nodes[i] in written]
+    if not chosen:
+        return ep
+    for i in chosen:
+        specs[i] = InputSpec(InputKind.BUFFER, specs[i].arg, specs[i].target, persistent=False)
+    changed = copy.copy(ep)
+    changed._graph_signature = ExportGraphSignature(specs, list(ep.graph_signature.output_specs))
+    return changed
+
+
+def _written_bases(node: fx.Node) -> list[fx.Node]:
+    """The tensors whose memory the node writes into, seen through views."""
+    if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
+        return []
+    arguments = zip(node.target._schema.arguments, node.args)  # what is not given is not written
+    return [
+        base_of(value)
+        for argument, value in arguments
+        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node)
+    ]
 
 
 def _drop_derived_ranges(ep: ExportedProgram) -> None:

@@ -133,6 +133,15 @@ def _rrelu(
     return [b.emit(aten.leaky_relu.default, x, (lower + upper) / 2), noise]
 
 
+def _shift(op: Any) -> Callable[..., Any]:
+    """By a number: the same for every element."""
+
+    def rule(b: GraphBuilder, x: fx.Node, count: int) -> fx.Node:
+        return b.emit(op, x, b.emit(aten.full_like.default, x, count))
+
+    return rule
+
+
 POINTWISE: dict[Any, Callable[..., Any]] = {
     aten.eq.Tensor: _equal,
     aten.isfinite.default: _is_finite,
@@ -146,6 +155,8 @@ POINTWISE: dict[Any, Callable[..., Any]] = {
     aten.clamp_max.default: lambda b, x, high: clamp(b, x, None, high),
     aten.clamp_max.Tensor: lambda b, x, high: clamp(b, x, None, high),
     aten.rrelu_with_noise_functional.default: _rrelu,
+    aten.bitwise_left_shift.Tensor_Scalar: _shift(aten.bitwise_left_shift.Tensor),
+    aten.bitwise_right_shift.Tensor_Scalar: _shift(aten.bitwise_right_shift.Tensor),
     aten.hardtanh.default: _hardtanh,
     aten.relu6.default: lambda b, x: clamp(b, x, 0.0, 6.0),
     aten.pow.Tensor_Scalar: _integer_power,

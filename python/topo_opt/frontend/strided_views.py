@@ -34,18 +34,20 @@ def from_base(
     x: fx.Node, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> tuple[fx.Node, Sequence[int], Sequence[int], int]:
     """The arguments of `as_strided` on the tensor that `x` is a view of: what is under a view is that tensor's memory."""
-    base = x
-    while base.op == "call_function" and _is_view(base.target):
-        (base,) = base.all_input_nodes
-    return base, size, stride, x.meta["val"].storage_offset() if offset is None else offset
+    return base_of(x), size, stride, x.meta["val"].storage_offset() if offset is None else offset
+
+
+def base_of(x: fx.Node) -> fx.Node:
+    """The node that made the memory `x` is a view of, or writes into."""
+    while x.op == "call_function" and _is_view(x.target):
+        (x, *_) = x.all_input_nodes
+    return x
 
 
 def _is_view(target: object) -> bool:
     if not isinstance(target, OpOverload) or len(target._schema.returns) != 1:
         return False
-    alias = target._schema.returns[0].alias_info
-    tensors = [a for a in target._schema.arguments if isinstance(a.type, torch.TensorType)]
-    return alias is not None and not alias.is_write and len(tensors) == 1
+    return target._schema.returns[0].alias_info is not None
 
 
 def as_strided(
