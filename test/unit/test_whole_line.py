@@ -192,3 +192,15 @@ def test_state_in_an_attribute_is_a_buffer() -> None:
     for _ in range(2):
         assert torch.equal(program(x), module(x))
     assert not program.fallbacks
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_a_recurrent_layer_stays_one_call(kind: type[nn.RNNBase]) -> None:
+    layer, x = kind(4, 3, bidirectional=True).eval(), floats(6, 2, 4)
+    program = api.compile(layer, (x,), topology="cpu", device="cpu")
+    (variant,) = program.plan.functions["main"].variants
+    assert [step.op.split(".")[1] for step in variant.steps if hasattr(step, "reason")] == [
+        kind.__name__.lower()
+    ]
+    with torch.no_grad():
+        torch.testing.assert_close(tensors(program(x)), tensors(layer(x)), rtol=0, atol=0)

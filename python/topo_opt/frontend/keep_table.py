@@ -14,9 +14,9 @@ _native_batch_norm_legit_no_training _softmax _log_softmax
 addbmm addmm addmv avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bmm
 conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution
 dot elu embedding gelu group_norm hardsigmoid hardswish hardtanh
-index_add index_copy isfinite layer_norm leaky_relu linear log_sigmoid log_softmax masked_fill matmul
-max_pool1d max_pool2d max_pool3d mish mm mv native_group_norm native_layer_norm one_hot relu relu6 rms_norm rsqrt
-scaled_dot_product_attention sigmoid silu softmax softplus tanh topk
+gru index_add index_copy isfinite layer_norm leaky_relu linear log_sigmoid log_softmax masked_fill matmul
+lstm max_pool1d max_pool2d max_pool3d mish mm mv native_group_norm native_layer_norm one_hot relu relu6 rms_norm rsqrt
+rnn_relu rnn_tanh scaled_dot_product_attention sigmoid silu softmax softplus tanh topk
 """
 
 # Taken apart although torch's default table would not: torch-mlir has no lowering, or only for some sizes.
