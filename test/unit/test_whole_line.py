@@ -43,6 +43,11 @@ def pairs(*shape: int) -> Tensor:
     return torch.complex(floats(*shape), floats(*shape).flip(0))
 
 
+def _checked(x: Tensor, n: Tensor) -> Tensor:
+    torch._check(n.item() >= 0)
+    return x + 1
+
+
 CASES = {
     "index-casts": Case(lambda x: F.adaptive_max_pool3d(x, (2, 3, 2)), (floats(1, 2, 5, 4, 7),)),
     "average-pool-without-batch": Case(lambda x: F.avg_pool2d(x, 2), (floats(2, 6, 4),)),
@@ -114,6 +119,15 @@ CASES = {
     "fp8": Case(
         lambda x: (x.to(FP8).float(), (x * 3).to(FP8).float(), (x * 290).to(FP8).float()), (floats(6, 7),)
     ),
+    "rows-by-mask": Case(
+        lambda x, m, v, w: (
+            x.index_put((m,), v),
+            x.index_put((m,), v, accumulate=True),
+            x.index_put((m[:, None] & torch.ones(1, 3, dtype=torch.bool),), w),
+        ),
+        (floats(4, 3), torch.tensor([True, False, True, False]), floats(2, 3), floats(6)),
+    ),
+    "checks-of-data": Case(_checked, (floats(3), torch.tensor(2))),
     "shifts": Case(
         lambda i: (i << 2, torch.bitwise_right_shift(i, 1), torch.bitwise_left_shift(i, 3)), (ints(7),)
     ),

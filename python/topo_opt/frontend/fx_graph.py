@@ -186,6 +186,25 @@ _NO_EFFECT = {
 }  # fmt: skip
 
 
+# Stands for a number read from a tensor that nothing but checks look at; such checks are dropped.
+_DATA = object()
+
+
+def schema_name(node: fx.Node) -> str:
+    """`aten::add` for a call of any overload of it, else empty."""
+    return node.target._schema.name if isinstance(node.target, OpOverload) else ""
+
+
+def _only_checked(graph: fx.Graph) -> set[fx.Node]:
+    """Checks, and the nodes whose values reach nothing else."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        check = schema_name(node) in (*_NO_EFFECT, "aten::_assert_scalar")
+        if check or (node.op == "call_function" and node.users and all(u in found for u in node.users)):
+            found.add(node)
+    return found
+
+
 class _Specializer:
     """Runs the graph node by node on fake tensors of concrete size and records a new one."""
 
@@ -198,8 +217,11 @@ class _Specializer:
 
     def run(self) -> list[OutputRecord]:
         self._placeholders()
+        checks = _only_checked(self.ep.graph)
         for node in self.ep.graph.nodes:
-            if node.op == "call_function":
+            if node.op == "call_function" and node in checks and self._sees_data(node):
+                self.env[node] = _DATA
+            elif node.op == "call_function":
                 with self.builder.at(node):
                     self.env[node] = self._call(node)
             elif node.op == "get_attr" and any(_is_control_flow(user) for user in node.users):
@@ -207,6 +229,11 @@ class _Specializer:
             elif node.op not in ("placeholder", "output"):
                 raise _NotStatic(node, f"a graph node of kind {node.op}")
         return self._outputs()
+
+    def _sees_data(self, node: fx.Node) -> bool:
+        return schema_name(node) == "aten::_local_scalar_dense" or any(
+            self.env.get(n) is _DATA for n in node.all_input_nodes
+        )
 
     def _placeholders(self) -> None:
         seen: dict[Any, tuple[int, fx.Node]] = {}

@@ -93,6 +93,40 @@ def puts_one_value(
     return indices[0].meta["val"].dtype == torch.bool and values.meta["val"].numel() == 1
 
 
+def masked_rows_put(
+    b: GraphBuilder, dest: fx.Node, indices: list[fx.Node | None], values: fx.Node, accumulate: bool = False
+) -> Any:
+    """`dest[mask] = values` with a row of values for each true position: the n-th true position gets the n-th row."""
+    (mask,) = indices
+    assert mask is not None
+    shape, covered = tuple(dest.meta["val"].shape), mask.meta["val"].dim()
+    rows, rest = values.meta["val"].shape[0], shape[covered:]
+    values = b.emit(aten.expand.default, values, [rows, *rest])
+    counted = b.emit(aten._to_copy.default, b.emit(aten.reshape.default, mask, [-1]), dtype=torch.int64)
+    place = b.emit(aten.sub.Scalar, b.emit(aten.cumsum.default, counted, 0), 1)
+    outside = b.emit(
+        aten.logical_or.default, b.emit(aten.lt.Scalar, place, 0), b.emit(aten.ge.Scalar, place, rows)
+    )
+    place = b.emit(aten.where.self, outside, b.emit(aten.full_like.default, place, 0), place)
+    spread = b.emit(aten.reshape.default, b.emit(aten.index_select.default, values, 0, place), list(shape))
+    if accumulate:
+        spread = b.emit(aten.add.Tensor, dest, spread)
+    mask = b.emit(aten.reshape.default, mask, [*shape[:covered], *[1] * len(rest)])
+    return b.emit(aten.where.self, mask, spread, dest)
+
+
+def puts_rows_by_mask(
+    dest: fx.Node, indices: list[fx.Node | None], values: fx.Node, accumulate: bool = False
+) -> bool:
+    """Whether an `index_put` has the form that `masked_rows_put` takes."""
+    if len(indices) != 1 or indices[0] is None or indices[0].meta["val"].dtype != torch.bool:
+        return False
+    target, given, mask = dest.meta["val"], values.meta["val"], indices[0].meta["val"]
+    narrow = accumulate and target.dtype in (torch.float16, torch.bfloat16, torch.bool)
+    whole = given.dim() == target.dim() - mask.dim() + 1 and 0 not in (*given.shape, *target.shape)
+    return whole and given.dtype == target.dtype and mask.dim() > 0 and not narrow
+
+
 def index_add(
     b: GraphBuilder, dest: fx.Node, dim: int, index: fx.Node, source: fx.Node, *, alpha: Any = 1
 ) -> Any:

@@ -16,7 +16,15 @@ from topo_opt.frontend.contractions import CONTRACTIONS
 from topo_opt.frontend.externs import known_reason, schema_name
 from topo_opt.frontend.fx_graph import FxProgram
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
-from topo_opt.frontend.index_updates import index_copy, index_put, masked_put, puts_one_value, updates_rows
+from topo_opt.frontend.index_updates import (
+    index_copy,
+    index_put,
+    masked_put,
+    masked_rows_put,
+    puts_one_value,
+    puts_rows_by_mask,
+    updates_rows,
+)
 from topo_opt.frontend.precision import adapt_arguments, adapts, narrow_results
 from topo_opt.frontend.rewrites import REWRITES
 from topo_opt.frontend.rewrites_quantized import QUANTIZED
@@ -75,7 +83,11 @@ def _lower(b: GraphBuilder, node: fx.Node, env: Mapping[fx.Node, Argument]) -> A
     target, expected = node.target, node.meta["val"]
     rule = _RULES.get(target) or QUANTIZED.get(schema_name(target))
     if target is aten.index_put.default:
-        forms = ((updates_rows, index_put), (puts_one_value, masked_put))
+        forms = (
+            (updates_rows, index_put),
+            (puts_one_value, masked_put),
+            (puts_rows_by_mask, masked_rows_put),
+        )
         rule = next((form for fits, form in forms if fits(*node.args, **node.kwargs)), None)
     if rule is not None:
         return narrow_results(b, rule(b, *args, **kwargs), expected)
