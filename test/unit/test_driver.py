@@ -102,7 +102,7 @@ def test_an_op_without_code_is_left_alone_and_the_rest_stays_compiled(tmp_path):
     result = driver.compile({"main": program}, options(level=2), tmp_path / "b")
     plan = json.loads((result.path / "plan.json").read_text())
     steps = [step["step"] for step in plan["functions"]["main"]["variants"][0]["steps"]]
-    assert [s for s in steps if s != "copy"] == ["kernel", "aten", "kernel", "aten", "kernel"]
+    assert steps.count("aten") == 2 and steps[0] == steps[-1] == "kernel", steps
     assert {r.subject for r in result.report.left} == {"aten.scatter_reduce.two"}
     assert all("no atomic" in r.reason for r in result.report.left)
 
