@@ -63,6 +63,15 @@ CASES = {
         ),
         (floats(2, 2, 7, 5), floats(3, 9)),
     ),
+    "maxima-with-positions": Case(
+        lambda x, y: (
+            F.max_pool2d(x, 3, 2, 1, return_indices=True),
+            F.max_pool2d(x.round(), (2, 3), (1, 2), (1, 0), 2, ceil_mode=True, return_indices=True),
+            F.max_pool1d(x[0], 2, return_indices=True),
+            F.max_pool3d(y, 2, 1, 1, return_indices=True),
+        ),
+        (floats(2, 2, 7, 8), floats(1, 2, 3, 4, 3)),
+    ),
     "quantize": Case(
         lambda x: (
             Q.quantize_per_tensor(x, 0.017, 3, -128, 127, torch.int8),

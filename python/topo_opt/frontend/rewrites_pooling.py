@@ -75,14 +75,69 @@ def _adaptive_average(b: GraphBuilder, x: fx.Node, size: Sequence[int]) -> fx.No
 
 
 def _adaptive_maximum(b: GraphBuilder, x: fx.Node, size: Sequence[int]) -> list[fx.Node]:
-    """The maximum of every window, and its position in the flattened spatial dims: the first, or that of a NaN."""
+    first = x.meta["val"].dim() - len(size)
+    windows = [_windows(b, x, first + axis, length)[:2] for axis, length in enumerate(size)]
+    return _maxima(b, x, windows)
+
+
+def _maximum_with_position(op: Any, spatial: int) -> Callable[..., Any]:
+    """Max pooling that also returns positions; torch-mlir's form goes through every window one element after the other."""
+
+    def rule(
+        b: GraphBuilder,
+        x: fx.Node,
+        kernel: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> list[fx.Node]:
+        value = x.meta["val"]
+        first = value.dim() - spatial
+        with b.mode:
+            size = op(value, kernel, stride, padding, dilation, ceil_mode)[0].shape[first:]
+        options = {"dtype": torch.int64, "device": value.device}
+        windows = []
+        for axis in range(spatial):
+            length, step, pad, gap = (
+                _of_axis(v, axis) for v in (kernel, stride or kernel, padding, dilation)
+            )
+            starts = b.emit(
+                aten.mul.Scalar, b.emit(aten.arange.start_step, 0, size[axis], 1, **options), step
+            )
+            offsets = b.emit(aten.mul.Scalar, b.emit(aten.arange.start_step, 0, length, 1, **options), gap)
+            starts, offsets = (
+                b.emit(aten.unsqueeze.default, starts, 1),
+                b.emit(aten.unsqueeze.default, offsets, 0),
+            )
+            places = b.emit(aten.sub.Scalar, b.emit(aten.add.Tensor, starts, offsets), pad)
+            low = b.emit(aten.ge.Scalar, places, 0)
+            high = b.emit(aten.lt.Scalar, places, value.shape[first + axis])
+            inside = b.emit(aten.logical_and.default, low, high)
+            nowhere = b.emit(aten.full_like.default, places, 0)
+            windows.append((b.emit(aten.where.self, inside, places, nowhere), inside))
+        return _maxima(b, x, windows)
+
+    return rule
+
+
+def _of_axis(values: Sequence[int], axis: int) -> int:
+    return values[axis] if len(values) > 1 else values[0]
+
+
+def _maxima(b: GraphBuilder, x: fx.Node, windows: Sequence[tuple[fx.Node, fx.Node]]) -> list[fx.Node]:
+    """The maximum of every window, and its position in the flattened spatial dims: the first, or that of a NaN.
+
+    Args:
+        windows: for every spatial dim the places of the windows along it, and which of them count; [windows, places] both.
+    """
     value = x.meta["val"]
+    size = [places.meta["val"].shape[0] for places, _ in windows]
     first = value.dim() - len(size)
     spatial, lead = value.shape[first:], list(range(first))
     window, inside, position = x, None, None
-    for axis, length in enumerate(size):
+    for axis, (places, counts) in enumerate(windows):
         dim = first + 2 * axis
-        places, counts, _ = _windows(b, x, first + axis, length)
         window = _gathered(b, window, places, dim)
         rank = first + 2 * len(size)
         stride = 1
@@ -112,6 +167,8 @@ POOLING: dict[Any, Callable[..., Any]] = {
     aten.avg_pool2d.default: _with_batch(aten.avg_pool2d.default, 2),
     aten.avg_pool3d.default: _with_batch(aten.avg_pool3d.default, 3),
     aten._adaptive_avg_pool3d.default: _adaptive_average,
+    aten.max_pool2d_with_indices.default: _maximum_with_position(aten.max_pool2d_with_indices.default, 2),
+    aten.max_pool3d_with_indices.default: _maximum_with_position(aten.max_pool3d_with_indices.default, 3),
     aten.adaptive_max_pool2d.default: _adaptive_maximum,
     aten.adaptive_max_pool3d.default: _adaptive_maximum,
 }
