@@ -15,6 +15,7 @@ from torch.ao.quantization.fx import _decomposed  # noqa: F401  defines the ops 
 from torch.nn import functional as F
 
 from topo_opt import api
+from topo_opt.errors import UnsupportedError
 from topo_opt.runtime.numerics import float64_outputs, to_float64
 
 A = torch.ops.aten
@@ -137,6 +138,9 @@ CASES = {
         (floats(4, 3), torch.tensor([True, False, True, False]), floats(2, 3), floats(6)),
     ),
     "checks-of-data": Case(_checked, (floats(3), torch.tensor(2))),
+    "promotion-that-fakes-miss": Case(
+        lambda g, x: A.threshold_backward(g, x, 0.5), (ints(6, high=9), floats(6))
+    ),
     "shifts": Case(
         lambda i: (i << 2, torch.bitwise_right_shift(i, 1), torch.bitwise_left_shift(i, 3)), (ints(7),)
     ),
@@ -215,6 +219,18 @@ def test_state_in_an_attribute_is_a_buffer() -> None:
     for _ in range(2):
         assert torch.equal(program(x), module(x))
     assert not program.fallbacks
+
+
+class Resizing(nn.Module):
+    """Eager gives `out` the other shape, and back; torch's export loses that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.arange(start=1, end=13, out=x)
+
+
+def test_an_output_argument_of_another_shape_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"shape \[12\] into 'x', which has \[3, 4\]"):
+        api.compile(Resizing(), (torch.zeros(3, 4, dtype=torch.int64),), topology="cpu", device="cpu")
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])

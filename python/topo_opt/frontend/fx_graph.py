@@ -1,6 +1,7 @@
 """An exported program as one flat FX graph: decomposed, functional, every size a number."""
 
 import copy
+import functools
 import math
 import operator
 from collections.abc import Mapping
@@ -28,8 +29,9 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 
-from topo_opt.errors import InputError, Remark
+from topo_opt.errors import InputError, Remark, UnsupportedError
 from topo_opt.frontend.aten_export import source_line
+from topo_opt.frontend.casts import cast
 from topo_opt.frontend.dynamic_dims import concrete, dynamic_dims, solve_sizes
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
 from topo_opt.frontend.keep_table import keep_table
@@ -306,11 +308,19 @@ class _Specializer:
             return self._check(node, *args)
         if schema.name == "aten::as_strided":
             args = from_base(*args)
+        if schema.name == "aten::threshold_backward":
+            args = self._promoted(args)
         if schema.name == "aten::as_strided" and not stays_inside(args[0].meta["val"], *args[1:], **kwargs):
             raise _NotStatic(node, "it reads memory outside of its operand")
         if schema.is_mutable:
             raise _NotStatic(node, "it writes into its argument")
         return self._emit(node, target, args, kwargs)
+
+    def _promoted(self, args: tuple[Argument, ...]) -> tuple[Argument, ...]:
+        """The tensors in their common type, which eager's result has; torch's fake result has the type of the first."""
+        nodes = [a for a in args if isinstance(a, fx.Node)]
+        common = functools.reduce(torch.promote_types, (n.meta["val"].dtype for n in nodes))
+        return tuple(cast(self.builder, a, common) if a in nodes else a for a in args)
 
     def _emit(self, node: fx.Node, target: OpOverload, args: Any, kwargs: Any) -> Argument:
         graph_name = node.name
@@ -338,6 +348,14 @@ class _Specializer:
                 f"sizes {dict(self.sizes)} break a check of the program: {message}", where=source_line(node)
             )
 
+    def _check_written(self, kind: str, target: str, shape: tuple[int, ...]) -> None:
+        written = next((r for r in self.inputs if kind == "mutation" and r.target == target), None)
+        if written is not None and written.shape != shape:
+            raise UnsupportedError(
+                f"the program writes a result of shape {list(shape)} into '{target}', which has {list(written.shape or ())}",
+                hint="give out= a tensor of the shape of the result",
+            )
+
     def _outputs(self) -> list[OutputRecord]:
         values, records = [], []
         (output,) = self.ep.graph.find_nodes(op="output")
@@ -352,6 +370,7 @@ class _Specializer:
             position += kind == "output"
             if isinstance(value, fx.Node):
                 fake = value.meta["val"]
+                self._check_written(kind, target, tuple(fake.shape))
                 records.append(OutputRecord(kind, target, dtype_name(fake.dtype), tuple(fake.shape)))
             else:
                 records.append(OutputRecord("literal", target, value=plain(value)))

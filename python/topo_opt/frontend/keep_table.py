@@ -16,7 +16,7 @@ conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolut
 dot elu embedding gelu group_norm hardsigmoid hardswish hardtanh
 gru index_add index_copy isfinite layer_norm leaky_relu linear log_sigmoid log_softmax masked_fill matmul
 lstm max_pool1d max_pool2d max_pool3d mish mm mv native_group_norm native_layer_norm one_hot relu relu6 rms_norm rsqrt
-rnn_relu rnn_tanh scaled_dot_product_attention sigmoid silu softmax softplus tanh topk
+rnn_relu rnn_tanh scaled_dot_product_attention sigmoid silu softmax softplus tanh threshold_backward topk
 """
 
 # Taken apart although torch's default table would not: torch-mlir has no lowering, or only for some sizes.
