@@ -4,29 +4,38 @@ from topo_opt.codegen.kernel_source import KernelSource, Param, Scratch
 
 HEADER = '"""{doc}"""\n\nimport triton\nimport triton.language as tl\n\n\n'
 
-ADD_SOURCE = HEADER.format(doc="x + y") + '''@triton.jit
+ADD_SOURCE = (
+    HEADER.format(doc="x + y")
+    + """@triton.jit
 def {name}(x, y, out, N: tl.constexpr, B: tl.constexpr):
     i = tl.program_id(0) * B + tl.arange(0, B)
     a = tl.load(x + i, mask=i < N, other=0).to(tl.float32)
     b = tl.load(y + i, mask=i < N, other=0).to(tl.float32)
     tl.store(out + i, (a + b).to(out.dtype.element_ty), mask=i < N)
-'''
+"""
+)
 
-UPDATE_SOURCE = HEADER.format(doc="dest[index[i]] = source[i] along dim 0") + '''@triton.jit
+UPDATE_SOURCE = (
+    HEADER.format(doc="dest[index[i]] = source[i] along dim 0")
+    + """@triton.jit
 def {name}(dest, source, index, W: tl.constexpr, B: tl.constexpr):
     row = tl.program_id(0)
     at = tl.load(index + row)
     i = tl.arange(0, B)
     tl.store(dest + at * W + i, tl.load(source + row * W + i, mask=i < W), mask=i < W)
-'''
+"""
+)
 
-COUNT_SOURCE = HEADER.format(doc="sum of x, through a zeroed scratch") + '''@triton.jit
+COUNT_SOURCE = (
+    HEADER.format(doc="sum of x, through a zeroed scratch")
+    + """@triton.jit
 def {name}(x, total, out, N: tl.constexpr, B: tl.constexpr):
     i = tl.arange(0, B)
     s = tl.sum(tl.load(x + i, mask=i < N, other=0).to(tl.float32), 0)
     tl.store(out, tl.load(total) + s)
     tl.store(total, s)
-'''
+"""
+)
 
 
 def add_kernel(name: str, dtype: str, numel: int, block: int = 64) -> KernelSource:
@@ -56,7 +65,7 @@ def sum_kernel(name: str, numel: int) -> KernelSource:
     )  # fmt: skip
 
 
-CACHE_IR = '''
+CACHE_IR = """
 func.func private @k_add(%a: tensor<4x8xf32>, %b: tensor<4x8xf32>) -> tensor<4x8xf32>
     attributes {topo.kernel = {family = "loops"}} { return %a : tensor<4x8xf32> }
 func.func private @k_add1(%a: tensor<1x8xf32>, %b: tensor<1x8xf32>) -> tensor<1x8xf32>
@@ -81,7 +90,7 @@ func.func @decode(%w: tensor<1x8xf32> {topo.kind = "param", topo.name = "bias", 
   %s = call @k_sum(%f) : (tensor<32xf32>) -> tensor<f32>
   return %n, %o, %s : tensor<4x8xf32>, tensor<4x8xf32>, tensor<f32>
 }
-'''
+"""
 
 CACHE_KERNELS = {
     "k_add": add_kernel("k_add", "fp32", 32),
