@@ -172,7 +172,7 @@ def _aten_programs(programs: Mapping[str, Any], ingested: Any) -> tuple[dict[str
     import json
 
     from topo_opt.frontend.aten_export import export_aten
-    from topo_opt.frontend.fx_graph import decompose
+    from topo_opt.frontend.decomposition import decompose
 
     programs_json: dict[str, str] = {}
     remarks: list[Remark] = []
@@ -197,7 +197,8 @@ def _torch_text(sources: Mapping[str, Source], buckets: Mapping[str, Sequence[in
     from torch_mlir import ir
 
     from topo_opt.dialects import load
-    from topo_opt.frontend.fx_graph import decompose, specialize
+    from topo_opt.frontend.decomposition import decompose
+    from topo_opt.frontend.fx_graph import specialize
     from topo_opt.frontend.import_torch import ImportFailure, import_graph
     from topo_opt.frontend.ingest import variant_symbol
     from topo_opt.frontend.legalize import legalize

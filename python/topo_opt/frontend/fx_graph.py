@@ -1,6 +1,5 @@
 """An exported program as one flat FX graph: decomposed, functional, every size a number."""
 
-import copy
 import functools
 import math
 import operator
@@ -8,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
@@ -21,9 +19,7 @@ from torch._subclasses.fake_tensor import (
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
     ConstantArgument,
-    ExportGraphSignature,
     InputKind,
-    InputSpec,
     OutputKind,
     SymIntArgument,
     TensorArgument,
@@ -32,11 +28,11 @@ from torch.export.graph_signature import (
 from topo_opt.errors import InputError, Remark, UnsupportedError
 from topo_opt.frontend.aten_export import source_line
 from topo_opt.frontend.casts import cast
+from topo_opt.frontend.decomposition import decompose, storage_key
 from topo_opt.frontend.dynamic_dims import concrete, dynamic_dims, solve_sizes
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
-from topo_opt.frontend.keep_table import keep_table
 from topo_opt.frontend.signature import InputRecord, OutputRecord, Signature, dtype_name, tree_as_json
-from topo_opt.frontend.strided_views import base_of, from_base, stays_inside
+from topo_opt.frontend.strided_views import from_base, stays_inside
 
 
 @dataclass(frozen=True)
@@ -70,88 +66,6 @@ def normalize(ep: ExportedProgram, bucket: Mapping[str, int] | None = None) -> F
         InputError: the bucket does not fit the program.
     """
     return specialize(decompose(ep), bucket)
-
-
-def decompose(ep: ExportedProgram) -> ExportedProgram:
-    """`ep` as ATen ops without mutation, ops of the keep table whole; `ep` itself where torch cannot take it apart."""
-    return try_decompose(ep)[0]
-
-
-def try_decompose(ep: ExportedProgram) -> tuple[ExportedProgram, str | None]:
-    """As `decompose`, with torch's reason when it cannot take the program apart (ops of `prims` that give views, for one)."""
-    _drop_derived_ranges(ep)
-    whole = _with_written_constants_as_buffers(_with_buffers_for_constants(ep))
-    try:
-        return whole.run_decompositions(keep_table()), None
-    except (RuntimeError, NotImplementedError, AssertionError) as error:
-        return ep, str(error).partition("\n")[0][:200] or type(error).__name__
-
-
-def _with_buffers_for_constants(ep: ExportedProgram) -> ExportedProgram:
-    """`ep` without lifted constants that are buffers of the same program, which read and write the buffer instead.
-
-    A static cache of Hugging Face is lifted both ways, and `run_decompositions` fails on arguments that alias. Two arguments
-    for one tensor would also hide that one of them changes.
-    """
-    specs = ep.graph_signature.input_specs
-    keys = [_storage_key(ep, s.target) if s.target is not None else None for s in specs]
-    buffers: dict[Any, int] = {
-        key: i for i, key in enumerate(keys) if key is not None and specs[i].kind is InputKind.BUFFER
-    }
-    constants = [i for i, spec in enumerate(specs) if spec.kind is InputKind.CONSTANT_TENSOR]
-    twice = {i: buffers[keys[i]] for i in constants if keys[i] in buffers}
-    if not twice:
-        return ep
-    merged = copy.copy(ep)
-    merged._graph_module = copy.deepcopy(ep.graph_module)
-    nodes = merged.graph.find_nodes(op="placeholder")
-    for constant, buffer in twice.items():
-        nodes[constant].replace_all_uses_with(nodes[buffer])
-        merged.graph.erase_node(nodes[constant])
-    merged._graph_signature = ExportGraphSignature(
-        [s for i, s in enumerate(specs) if i not in twice], list(ep.graph_signature.output_specs)
-    )
-    merged.graph_module.recompile()
-    return merged
-
-
-def _with_written_constants_as_buffers(ep: ExportedProgram) -> ExportedProgram:
-    """`ep` whose lifted constants that the program writes into (a tensor in an attribute) are buffers, as torch wants them."""
-    nodes = ep.graph.find_nodes(op="placeholder")
-    specs = list(ep.graph_signature.input_specs)
-    written = {base for node in ep.graph.nodes for base in _written_bases(node)}
-    chosen = [i for i, s in enumerate(specs) if s.kind is InputKind.CONSTANT_TENSOR and nodes[i] in written]
-    if not chosen:
-        return ep
-    for i in chosen:
-        specs[i] = InputSpec(InputKind.BUFFER, specs[i].arg, specs[i].target, persistent=False)
-    changed = copy.copy(ep)
-    changed._graph_signature = ExportGraphSignature(specs, list(ep.graph_signature.output_specs))
-    return changed
-
-
-def _written_bases(node: fx.Node) -> list[fx.Node]:
-    """The tensors whose memory the node writes into, seen through views."""
-    if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
-        return []
-    arguments = zip(node.target._schema.arguments, node.args)  # what is not given is not written
-    return [
-        base_of(value)
-        for argument, value in arguments
-        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, fx.Node)
-    ]
-
-
-def _drop_derived_ranges(ep: ExportedProgram) -> None:
-    """Removes ranges of expressions (`2*s0`) from the shape environment of a program read from a file.
-
-    `torch.export.load` puts them among the ranges of symbols, where `run_decompositions` fails on them.
-    """
-    for node in ep.graph.find_nodes(op="placeholder"):
-        mode = getattr(node.meta.get("val"), "fake_mode", None)
-        ranges = getattr(getattr(mode, "shape_env", None), "var_to_range", {})
-        for key in [key for key in ranges if not isinstance(key, sympy.Symbol)]:
-            del ranges[key]
 
 
 def specialize(ep: ExportedProgram, bucket: Mapping[str, int] | None = None) -> FxProgram:
@@ -252,7 +166,7 @@ class _Specializer:
             if spec.kind not in _INPUT_KINDS or not isinstance(spec.arg, TensorArgument):
                 raise _NotStatic(node, f"an input of kind {spec.kind.name} ({type(spec.arg).__name__})")
             kind, target = _INPUT_KINDS[spec.kind], spec.target or node.name
-            key = _storage_key(self.ep, target) if kind != "input" else None
+            key = storage_key(self.ep, target) if kind != "input" else None
             if key is not None and key in seen:
                 position, first = seen[key]
                 self.env[node] = self.env[first]
@@ -416,17 +330,6 @@ def _trees(ep: ExportedProgram) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _is_control_flow(node: fx.Node) -> bool:
     return isinstance(node.target, HigherOrderOperator)
-
-
-def _storage_key(ep: ExportedProgram, target: str) -> tuple[Any, ...] | None:
-    """What two lifted tensors share exactly when they are the same tensor."""
-    tensor = ep.state_dict.get(target)
-    if tensor is None:
-        tensor = ep.constants.get(target)
-    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
-        return None
-    view = tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
-    return tensor.untyped_storage()._cdata, *view
 
 
 def plain(value: Any) -> Any:

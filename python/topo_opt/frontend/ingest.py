@@ -14,7 +14,8 @@ from topo_opt.dialects import load
 from topo_opt.errors import InputError, Remark
 from topo_opt.frontend.aten_export import Signature as AtenSignature
 from topo_opt.frontend.aten_export import Slot, export_aten
-from topo_opt.frontend.fx_graph import FxProgram, specialize, try_decompose
+from topo_opt.frontend.decomposition import try_decompose
+from topo_opt.frontend.fx_graph import FxProgram, specialize
 from topo_opt.frontend.lower_program import lower_program
 from topo_opt.frontend.merge import merge_into
 from topo_opt.frontend.signature import Signature
