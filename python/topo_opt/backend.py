@@ -1,7 +1,7 @@
 """`torch.compile(model, backend="topo")`.
 
 The graph that Dynamo hands over is exported again, because only an export keeps `linear`, `layer_norm` and attention whole. It
-is specialised for every combination of input shapes that comes, up to `max_variants`; parameters are inputs. When a graph cannot
+is specialised for every combination of input shapes and integers that comes, up to `max_variants`; parameters are inputs. When a graph cannot
 be compiled, or needs gradients, it runs eagerly with a warning that says why; `options={"strict": True}` makes that an error.
 """
 
@@ -17,11 +17,12 @@ from torch import fx
 from torch._guards import tracing
 from torch._subclasses import FakeTensorMode
 
-from topo_opt.errors import InputError, StrictError, TopoError
+from topo_opt.errors import InputError, StrictError, TopoError, UnsupportedError
 
 log = logging.getLogger(__name__)
 
-Key = tuple[tuple[tuple[int, ...], torch.dtype], ...]
+Key = tuple[tuple[tuple[int, ...], torch.dtype] | int, ...]
+"""Of every input that is kept: shape and dtype of a tensor, the value of an integer."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,15 +66,24 @@ def topo(
     if mode is not None:
         raise InputError(f"backend 'topo' has no mode '{mode}'", hint="use options={'level': 0...3}")
     chosen = BackendOptions.of(options)
-    specializer = Specializer(graph, chosen)
+    try:
+        specializer = Specializer(graph, chosen)
+        first = specializer.key(_hints([example_inputs[i] for i in specializer.kept]))
+    except UnsupportedError as error:
+        _fall_back(chosen, error.render(), cause=error)
+        return graph.forward
     # The first shapes are compiled now, so that the time is spent where users of torch.compile expect it.
     with tracing(None):
-        specializer.prepare(specializer.key(_hints(graph, example_inputs)))
+        specializer.prepare(first)
     return specializer
 
 
 class Specializer:
-    """Compiled variants of one graph by the shapes of its inputs."""
+    """Compiled variants of one graph by the shapes and integers among its inputs.
+
+    Raises:
+        UnsupportedError: an input that is neither a tensor nor an integer.
+    """
 
     def __init__(self, graph: fx.GraphModule, options: BackendOptions):
         self.eager, self.options = graph.forward, options
@@ -81,42 +91,44 @@ class Specializer:
         self.variants: dict[Key, Callable[..., Any] | None] = {}
 
     def __call__(self, *inputs: Any) -> Any:
-        tensors = [inputs[i] for i in self.kept]
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            self._fall_back(
-                "gradients are needed", hint="call it under torch.no_grad() or torch.inference_mode()"
-            )
+        kept = [inputs[i] for i in self.kept]
+        if torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in kept):
+            hint = "call it under torch.no_grad() or torch.inference_mode()"
+            _fall_back(self.options, "gradients are needed", hint=hint)
             return self.eager(*inputs)
-        key = self.key(tensors)
+        key = self.key(kept)
         if key not in self.variants:
             self.prepare(key)
         program = self.variants[key]
-        return self.eager(*inputs) if program is None else tuple(program(*tensors))
+        return self.eager(*inputs) if program is None else tuple(program(*kept))
 
     @staticmethod
-    def key(tensors: Sequence[torch.Tensor]) -> Key:
+    def key(values: Sequence[torch.Tensor | int]) -> Key:
         """What a variant is compiled for."""
-        return tuple((tuple(t.shape), t.dtype) for t in tensors)
+        return tuple((tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else int(v) for v in values)
 
     def prepare(self, key: Key) -> None:
-        """Compiles the variant for these shapes, or notes that it runs eagerly."""
+        """Compiles the variant for these shapes and integers, or notes that it runs eagerly."""
         self.variants[key] = None
         if len(self.variants) > self.options.max_variants:
-            self._fall_back(
-                f"more than {self.options.max_variants} shapes came", hint="raise options['max_variants']"
-            )
+            varying = "shapes or integers" if any(isinstance(part, int) for part in key) else "shapes"
+            reason = f"more than {self.options.max_variants} {varying} came"
+            _fall_back(self.options, reason, hint="raise options['max_variants']")
             return
         try:
             self.variants[key] = self._compile(key)
         except TopoError as error:
-            self._fall_back(error.render(), cause=error)
+            _fall_back(self.options, error.render(), cause=error)
 
     def _compile(self, key: Key) -> Callable[..., Any]:
         from topo_opt import api
 
         device = _device_of(self.graph)
         with FakeTensorMode():
-            examples = tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in key)
+            examples = tuple(
+                part if isinstance(part, int) else torch.empty(part[0], dtype=part[1], device=device)
+                for part in key
+            )
         topology = self.options.topology or ("h200-x1" if device.type == "cuda" else "cpu")
         return api.compile(
             self.graph,
@@ -127,24 +139,26 @@ class Specializer:
             device=device,
         )
 
-    def _fall_back(self, reason: str, *, hint: str | None = None, cause: Exception | None = None) -> None:
-        if self.options.strict:
-            raise StrictError(f"backend 'topo': {reason}", hint=hint) from cause
-        text = f"backend 'topo' runs a graph eagerly: {reason}" + (f" ({hint})" if hint else "")
-        log.warning("%s", text)
-        warnings.warn(text, EagerFallback, stacklevel=3)
+
+def _fall_back(
+    options: BackendOptions, reason: str, *, hint: str | None = None, cause: Exception | None = None
+) -> None:
+    if options.strict:
+        raise StrictError(f"backend 'topo': {reason}", hint=hint) from cause
+    text = f"backend 'topo' runs a graph eagerly: {reason}" + (f" ({hint})" if hint else "")
+    log.warning("%s", text)
+    warnings.warn(text, EagerFallback, stacklevel=3)
 
 
 def without_size_inputs(graph: fx.GraphModule) -> tuple[fx.GraphModule, tuple[int, ...]]:
-    """A copy of `graph` that takes tensors only, and the positions of the inputs that it keeps.
+    """A copy of `graph` without the inputs that say what others do, and the positions of those that it keeps.
 
-    Dynamo passes symbolic sizes as inputs of their own; each is the size of some tensor input, and is read from there.
+    Dynamo passes symbolic sizes as inputs of their own. The size of a tensor input is read from there; any other integer is
+    kept, and a variant is compiled for its value.
 
     Raises:
-        UnsupportedError: a size that no tensor input has.
+        UnsupportedError: an input that is used and is neither a tensor nor an integer.
     """
-    from topo_opt.errors import UnsupportedError
-
     graph = copy.deepcopy(graph)
     placeholders = graph.graph.find_nodes(op="placeholder")
     holders: dict[str, tuple[fx.Node, int]] = {}
@@ -159,17 +173,19 @@ def without_size_inputs(graph: fx.GraphModule) -> tuple[fx.GraphModule, tuple[in
         value = _example(node)
         if isinstance(value, torch.Tensor):
             kept.append(position)
-            continue
-        if node.users and str(getattr(getattr(value, "node", None), "expr", None)) not in holders:
-            raise UnsupportedError(
-                f"input {position} is a {type(value).__name__} that is not the size of a tensor"
-            )
-        if node.users:
-            holder, dim = holders[str(value.node.expr)]
+        elif not node.users:
+            graph.graph.erase_node(node)
+        elif (holder := holders.get(str(getattr(getattr(value, "node", None), "expr", None)))) is not None:
             with graph.graph.inserting_after(placeholders[-1]):
-                size = graph.graph.call_function(torch.ops.aten.sym_size.int, (holder, dim))
+                size = graph.graph.call_function(torch.ops.aten.sym_size.int, holder)
             node.replace_all_uses_with(size)
-        graph.graph.erase_node(node)
+            graph.graph.erase_node(node)
+        elif isinstance(value, int | torch.SymInt):
+            kept.append(position)
+        else:
+            raise UnsupportedError(
+                f"input {position} is a {type(value).__name__}, not a tensor or an integer"
+            )
     graph.graph.lint()
     graph.recompile()
     return graph, tuple(kept)
@@ -179,14 +195,22 @@ def _example(node: fx.Node) -> Any:
     return node.meta.get("example_value", node.meta.get("val"))
 
 
-def _hints(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[torch.Tensor]:
-    """The tensor inputs with every symbolic size replaced by the one that it had in the call being compiled."""
-    hints = []
-    for value in example_inputs:
-        if isinstance(value, torch.Tensor):
-            shape = [s.node.hint if isinstance(s, torch.SymInt) else s for s in value.shape]
-            hints.append(torch.empty(shape, dtype=value.dtype, device="meta"))
-    return hints
+def _hints(values: Sequence[Any]) -> list[torch.Tensor | int]:
+    """The inputs with every symbolic size and integer replaced by the one that it had in the call being compiled."""
+    return [
+        torch.empty([_hint(s) for s in value.shape], dtype=value.dtype, device="meta")
+        if isinstance(value, torch.Tensor)
+        else _hint(value)
+        for value in values
+    ]
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    if not size.node.has_hint():
+        raise UnsupportedError(f"the size {size} of an input depends on data")
+    return int(size.node.hint)
 
 
 def _device_of(graph: fx.GraphModule) -> torch.device:

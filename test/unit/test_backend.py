@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from topo_opt.backend import BackendOptions, EagerFallback, Specializer
+from topo_opt.backend import BackendOptions, EagerFallback, Specializer, topo
 from topo_opt.errors import InputError, StrictError
 
 STRICT = {"strict": True, "topology": "cpu"}
@@ -57,6 +57,27 @@ def test_an_input_that_is_written_is_written(prepared):
     for count in (1, 2):
         torch.testing.assert_close(compiled(x, total), torch.full((4,), 2.0 * count))
         torch.testing.assert_close(total, torch.full((4,), 1.0 * count))
+
+
+def test_an_integer_that_changes_is_compiled_for_its_value():
+    def scale(x, n):
+        return x.repeat(n) * n + x.shape[0]
+
+    compiled = torch.compile(scale, backend="topo", fullgraph=True, options=STRICT)
+    x = torch.arange(5.0)
+    for n in (3, 4, 6, 4):
+        torch.testing.assert_close(compiled(x, n), scale(x, n))
+
+
+def test_an_input_of_another_kind_runs_eagerly_with_a_warning():
+    graph = torch.fx.symbolic_trace(lambda x, y: torch.add(x, y))
+    for node, value in zip(graph.graph.find_nodes(op="placeholder"), (torch.ones(2), object()), strict=True):
+        node.meta["example_value"] = value
+    with pytest.warns(EagerFallback, match="input 1 is a object, not a tensor or an integer"):
+        callable_graph = topo(graph, [torch.ones(2), object()])
+    torch.testing.assert_close(callable_graph(torch.ones(2), 2), torch.full((2,), 3.0))
+    with pytest.raises(StrictError, match="input 1 is a object"):
+        topo(graph, [torch.ones(2), object()], options=STRICT)
 
 
 def test_gradients_fall_back_with_a_warning_and_strict_refuses(model):
