@@ -109,4 +109,16 @@ def _load(
 
     if device is None:
         device = "cuda" if options.machine.primary.kind == "gpu" and torch.cuda.is_available() else "cpu"
-    return runtime.load(path, device, weights=program_tensors(programs))
+    return runtime.load(
+        path, device, weights=program_tensors(programs), strict=options.strict, allow_ops=_namespaces(programs)
+    )
+
+
+def _namespaces(programs: Mapping[str, ExportedProgram]) -> frozenset[str]:
+    """Namespaces of the operators that the caller's own programs use: they are registered in this process."""
+    return frozenset(
+        node.target.namespace
+        for program in programs.values()
+        for node in program.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload)
+    )

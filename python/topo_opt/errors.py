@@ -18,6 +18,9 @@ class TopoError(Exception):
         super().__init__(message)
         self.message, self.hint, self.where = message, hint, where
 
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
     def render(self) -> str:
         """The diagnostic as the command line prints it, without a trailing newline."""
         head = f"{self.where}: " if self.where else ""

@@ -205,12 +205,24 @@ def _input_roles(graph: fx.Graph, signature: Roles | None) -> Sequence[Role]:
     return [Slot("input", role.target) if role.kind == "literal" else role for role in roles]
 
 
+def _dim(size: int | torch.SymInt) -> dict | None:
+    """Name and range of a dim that is one symbol; None for a number or an expression of symbols."""
+    if isinstance(size, int) or not size.node.expr.is_Symbol:
+        return None
+    symbol = size.node.expr
+    bounds = size.node.shape_env.bound_sympy(symbol)
+    high = int(bounds.upper) if bounds.upper.is_Integer else None
+    return {"symbol": str(symbol), "min": int(bounds.lower) if bounds.lower.is_Integer else 0, "max": high}
+
+
 def _input(node: fx.Node, slot: Role) -> dict:
     value = node.meta.get("val")
     entry = {"name": node.name, "kind": slot.kind, "target": slot.target or node.name}
     if isinstance(value, torch.Tensor):
         shape = [size if isinstance(size, int) else None for size in value.shape]
-        return {**entry, "shape": shape, "dtype": _dtype_name(value.dtype)}
+        entry |= {"shape": shape, "dtype": _dtype_name(value.dtype)}
+        dims = [_dim(size) for size in value.shape]
+        return {**entry, "dims": dims} if any(dims) else entry
     for symbol, name in ((torch.SymInt, "int"), (torch.SymFloat, "float"), (torch.SymBool, "bool")):
         if isinstance(value, symbol):
             return {**entry, "shape": None, "dtype": name}

@@ -35,8 +35,18 @@ _OUTPUT_KINDS = ("output", "mutation")
 
 
 @dataclass(frozen=True)
+class Dim:
+    """A size known at the run: dims of one `symbol` are equal, between `low` and `high` (None: no bound)."""
+
+    symbol: str
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True)
 class Input:
-    """One flat input. `shape` has None for sizes known at the run; `value` is what a literal input must equal."""
+    """One flat input. `shape` has None for sizes known at the run, `dims` says what is known of those; `value` is what a
+    literal input must equal."""
 
     name: str
     kind: str
@@ -45,6 +55,7 @@ class Input:
     dtype: str | None
     literal: bool = False
     value: Any = None
+    dims: tuple[Dim | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -179,7 +190,8 @@ class AtenProgram:
         self._define(data.get("name"), path)
         value = decode(data.get("value"), scope, f"{path}.value")
         sizes = None if shape is None else tuple(shape)
-        return Input(data["name"], data["kind"], target, sizes, dtype, "value" in data, value)
+        dims = tuple(_dim(d, f"{path}.dims") for d in data.get("dims") or ())
+        return Input(data["name"], data["kind"], target, sizes, dtype, "value" in data, value, dims)
 
     def _call(self, data: Any, scope: Scope, path: str) -> Call:
         if not isinstance(data, dict):
@@ -192,6 +204,15 @@ class AtenProgram:
         for output in self.outputs:
             if output.kind == "mutation" and output.target not in mutable:
                 raise InputError(f"{path}: a result rewrites {output.target!r:.80}, which is not an input")
+
+
+def _dim(data: Any, path: str) -> Dim | None:
+    if data is None:
+        return None
+    match data:
+        case {"symbol": str(symbol), "min": int(low), "max": int() | None as high}:
+            return Dim(symbol, low, high)
+    raise InputError(f"{path}: expected null or an object of symbol, min and max")
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,15 @@ class _Ready:
 class CudaExecutor:
     """Runs variants on one GPU. Not thread-safe: the program's lock is held around every call."""
 
-    def __init__(self, bundle: Bundle, memory: Memory, *, graphs: GraphMode = "auto"):
+    def __init__(
+        self,
+        bundle: Bundle,
+        memory: Memory,
+        *,
+        graphs: GraphMode = "auto",
+        allow_ops: frozenset[str] = frozenset(),
+    ):
+        self.allow_ops = allow_ops
         if not torch.cuda.is_available():
             raise InputError("device 'cuda' was asked for, but torch sees no GPU", hint="use device='cpu'")
         if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):

@@ -4,8 +4,9 @@
     logits = program.decode(input_ids, cache_position)
     program.state.reset()
 
-A call whose shapes no variant was compiled for, or whose execution fails before it changed state, is answered by the ATen
-program instead: the result is right, the reason is logged, counted in `program.fallbacks`, and an error under `strict`.
+A call whose sizes the export left open but no variant was compiled for, or whose execution fails before it changed state, is
+answered by the ATen program instead: the result is right, the reason is logged, counted in `program.fallbacks`, and an error
+under `strict`. What the export did not leave open is refused (`admission`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ import torch
 
 from topo_opt.errors import InputError, StrictError, TopoError, UntrustedError
 from topo_opt.runtime import pytree
+from topo_opt.runtime.admission import check_exported, check_literal, check_separate
 from topo_opt.runtime.aten_program import AtenProgram
 from topo_opt.runtime.bundle import Bundle, open_bundle
 from topo_opt.runtime.cuda import CudaExecutor, GraphMode
-from topo_opt.runtime.dtypes import BY_TORCH, name_of, torch_dtype
+from topo_opt.runtime.dtypes import name_of, torch_dtype
 from topo_opt.runtime.executor import Executor, InterpretExecutor, VariantStatus
 from topo_opt.runtime.memory import Fetch, Memory, State, declared_tensors, mutated_names
 from topo_opt.runtime.plan import Function, InputLeaf, Variant
@@ -47,23 +49,25 @@ class Program:
         random_seed: int | None = None,
         strict: bool = False,
         graphs: GraphMode = "auto",
+        allow_ops: Collection[str] = (),
     ):
         self.bundle, self.plan, self.device, self.strict = bundle, bundle.plan, device, strict
         self.lock = threading.RLock()
         self.fallbacks: Counter[str] = Counter()
         """Calls that the ATen program answered, by reason."""
-        self.aten = _aten_programs(bundle)
+        self.aten = _aten_programs(bundle, allow_ops)
         declared = declared_tensors(self.plan, self.aten)
         self.memory = Memory(
             declared, mutated_names(self.plan, self.aten), fetch, device, self.lock,
             random_seed=random_seed, constants=_constants(bundle),
         )  # fmt: skip
         self.state = State(self.memory)
+        self._rewritten: dict[str, set[str]] = {}
         self.executor: Executor
         if device.type == "cuda":
-            self.executor = CudaExecutor(bundle, self.memory, graphs=graphs)
+            self.executor = CudaExecutor(bundle, self.memory, graphs=graphs, allow_ops=frozenset(allow_ops))
         else:
-            self.executor = InterpretExecutor(bundle, self.memory)
+            self.executor = InterpretExecutor(bundle, self.memory, allow_ops=frozenset(allow_ops))
 
     @property
     def functions(self) -> tuple[str, ...]:
@@ -111,6 +115,8 @@ class Program:
         entry, leaves = self._entry(function), list(leaves)
         with self.lock:
             self._check_devices(function, leaves)
+            if mutated := self._mutated_inputs(function):
+                check_separate(function, self.input_names(function), leaves, mutated)
             variant = next((v for v in entry.variants if _fits(v, leaves)), None)
             if variant is None:
                 return self._fall_back(function, leaves, self._mismatch(function, leaves))
@@ -162,7 +168,7 @@ class Program:
 
     def aten_inputs(self, function: str, leaves: Sequence[Any]) -> list[Any]:
         """The flat inputs of the ATen program: weights and state of this program, and the caller's leaves."""
-        given = iter(leaves)
+        given = iter(self._open_leaves(function, leaves))
         out = []
         for entry in self._aten(function).inputs:
             if entry.kind != "input":
@@ -174,6 +180,18 @@ class Program:
                 raise InputError(f"{function} takes more than {len(leaves)} inputs") from None
             out.append(value)
         return out
+
+    def _open_leaves(self, function: str, leaves: Sequence[Any]) -> list[Any]:
+        """The leaves that the ATen program takes: it may hold the literals of the export itself."""
+        entry = self._entry(function)
+        expected = sum(i.kind == "input" for i in self._aten(function).inputs)
+        if not entry.variants or len(leaves) == expected or len(leaves) != len(entry.variants[0].inputs):
+            return list(leaves)
+        specs = entry.variants[0].inputs
+        for spec, leaf in zip(specs, leaves):
+            if spec.kind == "literal":
+                check_literal(function, spec.name, spec.value, leaf)
+        return [leaf for spec, leaf in zip(specs, leaves) if spec.kind != "literal"]
 
     def _named(self, name: str) -> torch.Tensor:
         if name not in self.memory.tensors:
@@ -199,11 +217,22 @@ class Program:
             raise InputError(
                 f"{function} can't run on its compiled kernels and has no ATen program: {reason}"
             )
-        self._check_kinds(function, leaves, reason)
+        inputs = [i for i in self._aten(function).inputs if i.kind == "input"]
+        check_exported(function, inputs, self._open_leaves(function, leaves))
         if not self.fallbacks[reason]:
             log.warning("%s runs as eager ATen: %s", function, reason)
         self.fallbacks[reason] += 1
         return self.run_aten(function, leaves)
+
+    def _mutated_inputs(self, function: str) -> set[str]:
+        """Names of the caller's inputs that the function rewrites."""
+        if function not in self._rewritten:
+            program = self.aten.get(function)
+            given = [i.target for i in program.inputs if i.kind == "input"] if program else []
+            targets = {o.target for o in program.outputs if o.kind == "mutation"} if program else set()
+            names = self.input_names(function)
+            self._rewritten[function] = {n for n, t in zip(names, given) if t in targets}
+        return self._rewritten[function]
 
     def _check_devices(self, function: str, leaves: Sequence[Any]) -> None:
         for name, leaf in zip(self.input_names(function), leaves):
@@ -212,39 +241,6 @@ class Program:
                     f"{function}: {name} is on {leaf.device}, the program runs on {self.device}",
                     hint=f"pass {name}.to({str(self.device)!r})",
                 )
-
-    def _check_kinds(self, function: str, leaves: list[Any], reason: str) -> None:
-        """What the ATen program could take, but surely isn't meant: another rank or another kind of dtype."""
-        expected = self._expected(function)
-        if len(leaves) != len(expected):
-            raise InputError(f"{function} takes {len(expected)} inputs, got {len(leaves)}")
-        for spec, leaf in zip(expected, leaves):
-            if spec.kind == "literal":
-                if leaf != spec.value and type(leaf) is not type(spec.value):
-                    raise InputError(
-                        f"{function}: {spec.name} was {spec.value!r} when the model was exported, got {leaf!r:.80}"
-                    )
-                continue
-            if not isinstance(leaf, torch.Tensor):
-                raise InputError(f"{function}: {spec.name} should be a tensor, not {type(leaf).__name__}")
-            kinds = (BY_TORCH[str(spec.dtype)].category, _category(leaf.dtype))
-            if (spec.shape is not None and len(spec.shape) != leaf.dim()) or kinds[0] != kinds[1]:
-                raise InputError(f"{function}: {reason}", hint=f"{spec.name} should be {_described(spec)}")
-
-    def _expected(self, function: str) -> list[InputLeaf]:
-        entry = self._entry(function)
-        if entry.variants:
-            return list(entry.variants[0].inputs)
-        out = []
-        for i in self._aten(function).inputs:
-            if i.kind == "input":
-                shape = None if i.shape is None else tuple(s or 0 for s in i.shape)
-                literal = i.literal or i.dtype not in BY_TORCH
-                value = i.value if isinstance(i.value, bool | int | float | str) else None
-                out.append(
-                    InputLeaf("literal" if literal else "tensor", i.target, i.dtype, shape, value=value)
-                )
-        return out
 
     def _mismatch(self, function: str, leaves: list[Any]) -> str:
         """Why no variant fits, told for the variant that comes closest."""
@@ -293,18 +289,17 @@ def _described(spec: InputLeaf) -> str:
     return f"{spec.dtype}{list(spec.shape or ())}"
 
 
-def _category(dtype: torch.dtype) -> str:
-    row = BY_TORCH.get(name_of(dtype))
-    return row.category if row else "unknown"
-
-
-def _aten_programs(bundle: Bundle) -> dict[str, AtenProgram]:
+def _aten_programs(bundle: Bundle, allow_ops: Collection[str]) -> dict[str, AtenProgram]:
     value = bundle.json("aten.json")
     if value is None:
         return {}
     if not isinstance(value, dict):
         raise UntrustedError("aten.json should be an object of programs by function")
-    return {str(k): AtenProgram(v, path=f"aten.{k}") for k, v in value.items() if k in bundle.plan.functions}
+    return {
+        str(k): AtenProgram(v, extra_namespaces=allow_ops, path=f"aten.{k}")
+        for k, v in value.items()
+        if k in bundle.plan.functions
+    }
 
 
 def _constants(bundle: Bundle) -> dict[str, torch.Tensor]:
@@ -332,6 +327,7 @@ def load(
     strict: bool = False,
     graphs: GraphMode = "auto",
     verify_weights: bool = True,
+    allow_ops: Collection[str] = (),
 ) -> Program:
     """Loads a bundle.
 
@@ -344,6 +340,7 @@ def load(
         strict: calls that compiled kernels can't answer raise `StrictError` instead of running as ATen.
         graphs: "auto" captures CUDA graphs where possible, "off" never, "require" raises where it is impossible.
         verify_weights: hash weight files too.
+        allow_ops: namespaces of custom operators (`torch.ops.<namespace>`) that the bundle may call.
 
     Raises:
         InputError: no bundle there, no such device, weights missing or of another type.
@@ -366,6 +363,7 @@ def load(
         random_seed=random_weights,
         strict=strict,
         graphs=graphs,
+        allow_ops=allow_ops,
     )
 
 

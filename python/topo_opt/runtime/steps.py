@@ -24,7 +24,9 @@ from topo_opt.runtime.plan import (
 
 
 class Launcher(Protocol):
-    """How an executor launches kernels."""
+    """How an executor launches kernels. `allow_ops`: namespaces of custom operators that ATen steps may call."""
+
+    allow_ops: frozenset[str]
 
     def prepare(self, name: str, kernel: Kernel, tensors: list[torch.Tensor]) -> Callable[[], None]:
         """The launch of one kernel on these tensors (typed as the kernel's parameters), done as often as called."""
@@ -125,7 +127,7 @@ def bind_variant(
                 bound = _bind_kernel(step, kernels[step.kernel], tensors, launcher)
                 changed = step.writes
             case AtenStep():
-                bound, changed = _bind_aten(step, tensors), step.outputs
+                bound, changed = _bind_aten(step, tensors, launcher.allow_ops), step.outputs
             case CopyStep():
                 bound = BoundStep("copy", str(step.dst), _copier(tensors[step.dst], tensors[step.src]))
                 changed = (step.dst,)
@@ -159,8 +161,8 @@ def _copier(target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
     return copy
 
 
-def _bind_aten(step: AtenStep, tensors: list[torch.Tensor]) -> BoundStep:
-    call = AtenCall.parse(step.call, step.op)
+def _bind_aten(step: AtenStep, tensors: list[torch.Tensor], allow_ops: frozenset[str]) -> BoundStep:
+    call = AtenCall.parse(step.call, step.op, extra_namespaces=allow_ops)
     if call.operand_count > len(step.inputs):
         raise UntrustedError(
             f"{step.op} takes {call.operand_count} operands, its step gives {len(step.inputs)}"
