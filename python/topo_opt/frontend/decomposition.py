@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec
 
+from topo_opt.frontend.effect_tokens import without_effect_tokens
 from topo_opt.frontend.keep_table import keep_table
 from topo_opt.frontend.strided_views import base_of
 
@@ -24,9 +25,9 @@ def try_decompose(ep: ExportedProgram) -> tuple[ExportedProgram, str | None]:
     _drop_derived_ranges(ep)
     whole = _with_written_constants_as_buffers(_with_buffers_for_constants(ep))
     try:
-        return whole.run_decompositions(keep_table()), None
+        return without_effect_tokens(whole.run_decompositions(keep_table())), None
     except (RuntimeError, NotImplementedError, AssertionError) as error:
-        return ep, str(error).partition("\n")[0][:200] or type(error).__name__
+        return without_effect_tokens(ep), str(error).partition("\n")[0][:200] or type(error).__name__
 
 
 def _with_buffers_for_constants(ep: ExportedProgram) -> ExportedProgram:
