@@ -87,3 +87,10 @@ def test_custom_operators_of_the_callers_own_run():
     program = compiled(Custom(), (torch.ones(4),))
     assert torch.equal(program(torch.ones(4)), torch.full((4,), 3.0))
     assert topo_opt.__version__
+
+
+@pytest.mark.parametrize("index", [20, -1, 10**12])
+def test_an_index_out_of_range_is_an_error(index):
+    program = compiled(torch.nn.Embedding(20, 8), (torch.tensor([1, 2]),))
+    with pytest.raises(InputError, match="index out of range"):
+        program(torch.tensor([0, index]))

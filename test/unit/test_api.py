@@ -1,13 +1,15 @@
 """`topo_opt.compile`: what it takes, what it gives back, and what it refuses."""
 
+import dataclasses
 import gc
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 import topo_opt
-from topo_opt.errors import InputError, StrictError, UnsupportedError
+from topo_opt.errors import CompilerCrash, InputError, StrictError, UnsupportedError
 
 
 class Counter(torch.nn.Module):
@@ -67,6 +69,52 @@ def test_what_is_refused():
         topo_opt.compile(program, topology="cpu", level=7)
     with pytest.raises(InputError, match="there is no topology"):
         topo_opt.compile(program, topology="abacus")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"args": torch.ones(2)}, r"args is a Tensor, expected a tuple.*\(write args=\(x,\)\)"),
+        ({"args": {"x": 1}}, r"args is a dict.*\(give kwargs\)"),
+        ({"kwargs": ["x"]}, "kwargs is a list, expected a dictionary"),
+        ({"buckets": [1, 2]}, "buckets is a list, expected a dictionary"),
+        ({"buckets": {"b": 1}}, "bucket 'b' is 1, expected a list of sizes"),
+        ({"buckets": {"b": "18"}}, "bucket 'b' is '18', expected a list of sizes"),
+        ({"buckets": {"b": ["1"]}}, "bucket 'b' has the size '1', expected whole numbers"),
+        ({"buckets": {"b": []}}, "bucket 'b' has no sizes"),
+        ({"buckets": {0: [1]}}, "the key 0, expected the name of a dynamic dim"),
+        ({"out": "/proc/none/b"}, "can't be written"),
+    ],
+    ids=str,
+)
+def test_arguments_of_another_form_are_refused_before_the_export(options, message, monkeypatch):
+    monkeypatch.setattr(torch.export, "export", lambda *_, **__: pytest.fail("it was exported"))
+    with pytest.raises(InputError) as caught:
+        topo_opt.compile(torch.nn.ReLU(), topology="cpu", **options)
+    assert re.search(message, caught.value.render())
+
+
+def test_a_function_is_no_program_that_is_exported_already():
+    with pytest.raises(InputError, match=r"a function cannot be compiled .*forward of a module"):
+        topo_opt.compile(lambda x: x, (torch.ones(2),), topology="cpu")
+    with pytest.raises(InputError, match="is empty"):
+        topo_opt.compile({}, topology="cpu")
+
+
+def test_a_bundle_that_cannot_be_read_back_is_not_written(tmp_path, monkeypatch):
+    from topo_opt import driver
+
+    imported = driver.import_model
+
+    def broken(*args, **kwargs):
+        model = imported(*args, **kwargs)
+        text = model.aten["main"].replace('"kind": "input"', '"kind": "token"')
+        return dataclasses.replace(model, aten={"main": text})
+
+    monkeypatch.setattr(driver, "import_model", broken)
+    with pytest.raises(CompilerCrash, match=r"of 'main' cannot be read back: aten.main.inputs\[0\]"):
+        topo_opt.compile(torch.nn.ReLU(), (torch.ones(2),), topology="cpu", out=tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_strict_and_export_errors_reach_the_caller():

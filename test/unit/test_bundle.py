@@ -17,13 +17,14 @@ from topo_opt.errors import InputError, TopoError, UntrustedError
 from topo_opt.runtime import kernel_scan, load
 from topo_opt.runtime.bundle import open_bundle
 
+ROWS = {"symbol": "s0", "min": 1, "max": None}
 ATEN = {
     "decode": {
         "inputs": [
             {"name": "bias", "kind": "param", "target": "bias", "shape": [1, 8], "dtype": "float32"},
             {"name": "cache", "kind": "buffer", "target": "cache", "shape": [4, 8], "dtype": "float32"},
-            {"name": "x", "kind": "input", "target": "x", "shape": [1, 8], "dtype": "float32"},
-            {"name": "pos", "kind": "input", "target": "pos", "shape": [1], "dtype": "int64"},
+            {"name": "x", "kind": "input", "target": "x", "shape": [None, 8], "dtype": "float32", "dims": [ROWS, None]},
+            {"name": "pos", "kind": "input", "target": "pos", "shape": [None], "dtype": "int64", "dims": [ROWS]},
         ],
         "nodes": [
             {"name": "y", "op": "aten.add.Tensor", "args": [{"ref": "x"}, {"ref": "bias"}], "kwargs": {}},

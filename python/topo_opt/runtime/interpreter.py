@@ -322,6 +322,15 @@ def _patch_memory(ti: Any) -> None:
 
         setattr(builder, name, method)
 
+    def asserted(self: Any, condition: Any, message: str) -> None:
+        if not np.all(condition.data):
+            raise KernelError(f"assertion failed: {message}")
+
+    # Assertions are on, as in a kernel compiled with debug=True; integer arithmetic still wraps.
+    builder.create_assert = asserted
+    options = ti.interpreter_builder.options
+    object.__setattr__(options, "debug", True)
+    object.__setattr__(options, "sanitize_overflow", False)
     checked("create_masked_load", 0, 1)
     checked("create_masked_store", 0, 2)
     checked("create_atomic_rmw", 1, 3)

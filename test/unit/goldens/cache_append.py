@@ -17,6 +17,7 @@ def k_update_5f83d9a39d(in1, in2, out0, XBLOCK: tl.constexpr):
     k1 = tl.full((1, 1), 0, tl.int32)
     a2 = tl.load(in2 + k1)
     c3 = (a2 >= 0) & (a2 < 1024)
+    tl.device_assert(c3, "index out of range")
     a4 = tl.load(in1 + x)
     i5 = (x // 64) * 65536 + a2 * 64 + (x % 64)
     tl.store(out0 + i5, a4, mask=c3)

@@ -31,6 +31,7 @@ def k_loops_84fdf9327f(in0, in1, out0, XBLOCK: tl.constexpr):
     a2 = tl.load(in0 + i1)
     v3 = a2.to(tl.int64)
     c4 = (v3 >= 0) & (v3 < 1000)
+    tl.device_assert(c4, "index out of range")
     i5 = v3 * 512 + (x % 512)
     a6 = tl.load(in1 + i5, mask=c4, other=0)
     tl.store(out0 + x, a6)

@@ -95,9 +95,11 @@ def k_update_e224619b7e(in0, in1, out0, XBLOCK: tl.constexpr):
     i1 = x * 2
     a2 = tl.load(in1 + i1)
     c3 = (a2 >= 0) & (a2 < 64)
+    tl.device_assert(c3, "index out of range")
     i4 = x * 2 + 1
     a5 = tl.load(in1 + i4)
     c6 = (a5 >= 0) & (a5 < 128)
+    tl.device_assert(c6, "index out of range")
     a7 = tl.load(in0 + x)
     i8 = a2 * 128 + a5
     tl.atomic_add(out0 + tl.broadcast_to(i8, (XBLOCK, 1)), tl.broadcast_to(a7, (XBLOCK, 1)), mask=c3 & c6, sem='relaxed')

@@ -51,6 +51,7 @@ class Emitter:
     _memo: list[dict[tuple, Scalar]] = field(default_factory=lambda: [{}])
     _predicates: list[str] = field(default_factory=list)
     _predicate_depends: frozenset[str] = frozenset()
+    _asserted: set[str] = field(default_factory=set)
 
     # -- scopes -----------------------------------------------------------------------------------------------------
 
@@ -79,12 +80,12 @@ class Emitter:
     @contextmanager
     def rehearsal(self, writer: Writer, on_reduction: ReductionHook) -> Iterator[None]:
         """What is asked for inside is written to `writer` and not remembered."""
-        saved = self.writer, self._memo, self.on_reduction
-        self.writer, self._memo, self.on_reduction = writer, [{}], on_reduction
+        saved = self.writer, self._memo, self.on_reduction, self._asserted
+        self.writer, self._memo, self.on_reduction, self._asserted = writer, [{}], on_reduction, set()
         try:
             yield
         finally:
-            self.writer, self._memo, self.on_reduction = saved
+            self.writer, self._memo, self.on_reduction, self._asserted = saved
 
     # -- values -----------------------------------------------------------------------------------------------------
 
@@ -202,6 +203,20 @@ class Emitter:
         if not masks:
             return None
         return masks[0] if len(masks) == 1 else self.writer.bind(" & ".join(masks), "m")
+
+    def inside(self, index: str, size: int) -> str:
+        """A test that a run-time index is inside a dimension, a name; asserted where the kernel is compiled with assertions.
+
+        What is outside is neither read nor written in any case.
+        """
+        test = self.writer.bind(f"({index} >= 0) & ({index} < {size})", "c")
+        where = self.mask(frozenset()) if self._predicates else None
+        allowed = f"{test} | ({where} == 0)" if where else test
+        line = f'tl.device_assert({allowed}, "index out of range")'
+        if line not in self._asserted:
+            self._asserted.add(line)
+            self.writer.line(line)
+        return test
 
     def load(self, number: int, indices: Sequence[Expr]) -> Scalar:
         """Loads an element of a contiguous tensor in memory, widened to its compute type."""

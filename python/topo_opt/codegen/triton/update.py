@@ -107,8 +107,7 @@ def _loaded_index(emitter: Emitter, value: int, indices: Sequence[Expr], size: i
     found = emitter.real(value, indices)
     if found.index is not None:
         return found.index, []
-    inside = emitter.writer.bind(f"({found.source} >= 0) & ({found.source} < {size})", "c")
-    return opaque(found.source, 0, max(size - 1, 0), found.depends), [inside]
+    return opaque(found.source, 0, max(size - 1, 0), found.depends), [emitter.inside(found.source, size)]
 
 
 def _index_update(emitter: Emitter, node: Node, indices: list[Expr]) -> Write:
