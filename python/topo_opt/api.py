@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 
 from topo_opt import driver
 from topo_opt.errors import InputError
+from topo_opt.output_folder import check_bundle_folder
 
 if TYPE_CHECKING:
     from topo_opt.runtime import Program
@@ -38,10 +39,11 @@ def compile(
     Args:
         model: a module (exported with `args`, `kwargs` and `dynamic_shapes`), an exported program, or a dictionary of exported
             programs that share weights: function name -> program.
+        args: the positional arguments to export a module with, as a tuple.
         buckets: name of a dynamic dim -> sizes to compile kernels for.
         topology: name or file of the machine to compile for.
         level: 0 to 3, as `-O`.
-        strict: refuse when anything is left to ATen or did not take effect.
+        strict: refuse when anything is left to ATen or did not take effect; calls that the kernels cannot answer raise too.
         out: folder for the bundle; by default a temporary one that lives as long as the program.
         device: where to run: by default the first GPU when there is one and the topology is a GPU's, else the CPU.
 
@@ -50,12 +52,17 @@ def compile(
         `program.NAME(...)` one of several.
 
     Raises:
+        InputError: arguments of another form.
         TopoError: the model cannot be exported or compiled, see its message.
     """
-    programs = _programs(model, args, kwargs, dynamic_shapes)
+    sizes = _sizes(buckets)
     options = driver.Options(
-        str(topology), level=level, strict=strict, buckets=buckets or {}, pack_weights=out is not None
+        str(topology), level=level, strict=strict, buckets=sizes, pack_weights=out is not None
     )
+    _ = options.machine  # a fault in it shows before the export
+    if out is not None:
+        check_bundle_folder(out)
+    programs = _programs(model, args, kwargs, dynamic_shapes)
     if out is not None:
         return _load(driver.compile(programs, options, Path(out)).path, programs, device, options)
     folder = Path(tempfile.mkdtemp(prefix="topo-opt-"))
@@ -72,20 +79,21 @@ def _programs(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> dict[s
     if isinstance(model, torch.nn.Module):
         from topo_opt.frontend.load import export_module
 
+        _check_arguments(args, kwargs)
         return {DEFAULT_FUNCTION: export_module(model, args or (), kwargs, dynamic_shapes)}
-    given = [
-        name
-        for name, value in (("args", args), ("kwargs", kwargs), ("dynamic_shapes", dynamic_shapes))
-        if value
-    ]
-    if given:
-        raise InputError(f"{given[0]} was given with a program that is exported already", hint="leave it out")
     programs = {DEFAULT_FUNCTION: model} if isinstance(model, ExportedProgram) else model
     if not isinstance(programs, Mapping):
+        wrap = " (a function: make it the forward of a module)" if callable(model) else ""
         raise InputError(
-            f"a {type(model).__name__} cannot be compiled",
-            hint="give a module, an ExportedProgram or a dictionary",
+            f"a {type(model).__name__} cannot be compiled{wrap}",
+            hint="give a module, an ExportedProgram or a dictionary of such programs",
         )
+    if not programs:
+        raise InputError("the dictionary of programs is empty", hint="function name -> ExportedProgram")
+    arguments = {"args": args, "kwargs": kwargs, "dynamic_shapes": dynamic_shapes}
+    given = [name for name, value in arguments.items() if value is not None]
+    if given:
+        raise InputError(f"{given[0]} was given with a program that is exported already", hint="leave it out")
     for name, program in programs.items():
         if not isinstance(program, ExportedProgram):
             raise InputError(
@@ -96,6 +104,37 @@ def _programs(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> dict[s
                 f"'{name}' cannot be the name of a function", hint="letters, digits and _, not a digit first"
             )
     return dict(programs)
+
+
+def _check_arguments(args: Any, kwargs: Any) -> None:
+    if not isinstance(args, tuple | list | type(None)):
+        raise InputError(
+            f"args is a {type(args).__name__}, expected a tuple of the model's arguments",
+            hint="give kwargs" if isinstance(args, Mapping) else "write args=(x,)",
+        )
+    if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(k, str) for k in kwargs)):
+        raise InputError(
+            f"kwargs is a {type(kwargs).__name__}, expected a dictionary: argument name -> value"
+        )
+
+
+def _sizes(buckets: Any) -> dict[str, tuple[int, ...]]:
+    """`{"batch": [1, 8]}` with every size once; raises InputError for anything of another form."""
+    hint = 'write buckets={"batch": (1, 8)}'
+    if not isinstance(buckets, Mapping | type(None)):
+        raise InputError(f"buckets is a {type(buckets).__name__}, expected a dictionary", hint=hint)
+    sizes = {}
+    for name, values in (buckets or {}).items():
+        if not isinstance(name, str):
+            raise InputError(f"buckets has the key {name!r}, expected the name of a dynamic dim", hint=hint)
+        if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+            raise InputError(f"bucket '{name}' is {values!r}, expected a list of sizes", hint=hint)
+        wrong = [v for v in values if not isinstance(v, int) or isinstance(v, bool) or v < 0]
+        if wrong or not values:
+            what = f"has the size {wrong[0]!r}" if wrong else "has no sizes"
+            raise InputError(f"bucket '{name}' {what}, expected whole numbers", hint=hint)
+        sizes[name] = tuple(dict.fromkeys(values))
+    return sizes
 
 
 def _load(
@@ -110,7 +149,11 @@ def _load(
     if device is None:
         device = "cuda" if options.machine.primary.kind == "gpu" and torch.cuda.is_available() else "cpu"
     return runtime.load(
-        path, device, weights=program_tensors(programs), strict=options.strict, allow_ops=_namespaces(programs)
+        path,
+        device,
+        weights=program_tensors(programs),
+        strict=options.strict,
+        allow_ops=_namespaces(programs),
     )
 
 

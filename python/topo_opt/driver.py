@@ -7,6 +7,8 @@ refuses a kernel, the compile starts again with the ops of that kernel left out.
 """
 
 import json
+import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -18,8 +20,17 @@ from torch_mlir import ir
 
 from topo_opt import dialects
 from topo_opt.codegen.kernel_source import KernelSource
-from topo_opt.errors import InputError, Remark, StrictError, UnsupportedError, UntrustedError
+from topo_opt.errors import (
+    CompilerCrash,
+    InputError,
+    Remark,
+    StrictError,
+    TopoError,
+    UnsupportedError,
+    UntrustedError,
+)
 from topo_opt.model import FunctionVariant, ImportedModel, Source, import_model
+from topo_opt.output_folder import check_bundle_folder
 from topo_opt.pipeline import levels, remarks
 from topo_opt.pipeline.run import Instrument, run
 from topo_opt.topology import Topology, load
@@ -252,10 +263,12 @@ def compile(sources: Mapping[str, Source], options: Options, out: Path) -> Finis
 
     Raises:
         StrictError: `options.strict`, and something was left to ATen or did not take effect.
+        CompilerCrash: what was made cannot be opened, which is a fault of the compiler.
         TopoError: anything else that keeps the bundle from being made.
     """
     from topo_opt import report
 
+    check_bundle_folder(out)
     compilation = with_kernels(sources, options)
     require_nothing_left(compilation)
     resources = _measure(compilation)
@@ -287,7 +300,8 @@ def _write(compilation: Compilation, resources: Mapping[str, Any], summary: "Rep
             meta={"topology": compilation.options.machine.name, "level": compilation.options.level},
         )
         weights = _weights(compilation, out)
-        return write_bundle(
+        _require_aten_readable(compilation.model.aten)
+        path = write_bundle(
             out,
             built,
             {symbol: source.source for symbol, source in compilation.sources.items()},
@@ -297,6 +311,37 @@ def _write(compilation: Compilation, resources: Mapping[str, Any], summary: "Rep
             weights=weights.table if weights else None,
             weights_writer=weights.writer if weights else None,
         )
+        _require_openable(path)
+        return path
+
+
+def _require_aten_readable(programs: Mapping[str, str]) -> None:
+    """The ATen programs must be what the runtime takes, before they replace those of an older bundle."""
+    from topo_opt.runtime.aten_program import AtenProgram
+
+    for function, text in programs.items():
+        # Whose custom operators may run is for the one to say who loads the bundle.
+        namespaces = frozenset(re.findall(r'"op": "(\w+)\.', text))
+        try:
+            AtenProgram(json.loads(text), extra_namespaces=namespaces, path=f"aten.{function}")
+        except TopoError as error:
+            raise CompilerCrash(
+                f"the ATen program of '{function}' cannot be read back: {error.message}",
+                hint="a fault of topo-opt; please report it with the model",
+            ) from error
+
+
+def _require_openable(path: Path) -> None:
+    from topo_opt.runtime.bundle import open_bundle
+
+    try:
+        open_bundle(path, verify_weights=False)
+    except TopoError as error:
+        shutil.rmtree(path, ignore_errors=True)
+        raise CompilerCrash(
+            f"the bundle that was made cannot be opened: {error.message}",
+            hint="a fault of topo-opt; please report it with the model",
+        ) from error
 
 
 def _weights(compilation: Compilation, out: Path) -> "WeightSource | None":
