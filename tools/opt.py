@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from topo_opt.errors import InputError, TopoError
+from topo_opt.tools.input_kind import MODEL_SUFFIX, input_kind
 
-MODEL_SUFFIX = ".pt2"
 EXIT_CODES = "exit codes: 0 success, 1 an error (one diagnostic on standard error), 2 a command line that does not parse"
 
 
@@ -25,30 +25,47 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _reported(work: Callable[[], int], arguments: argparse.Namespace) -> int:
     """The exit code of `work()`; every error becomes one diagnostic."""
     try:
-        return work()
+        code = work()
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         text, code = "error: interrupted", 1
     except BrokenPipeError:
-        # The reader has gone; the interpreter must not complain about it once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
     except Exception as error:
         if arguments.traceback:
             raise
         text, code = _line(error, arguments), getattr(error, "exit_code", 1)
+        if isinstance(error, OSError):
+            _drop_output()
     print(text, file=sys.stderr)
     return code
+
+
+def _drop_output() -> None:
+    """What standard output would not take goes nowhere: the interpreter must not fail on it once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _line(error: Exception, arguments: argparse.Namespace) -> str:
     if isinstance(error, TopoError):
         return error.render()
     if isinstance(error, OSError):
-        return f"error: {error.filename or arguments.output}: {error.strerror or error}"
+        return f"error: {error.filename or arguments.output or 'standard output'}: {error.strerror or error}"
     reason = (str(error).splitlines() or [""])[0]
     return f"error: topo-opt broke: {type(error).__name__}: {reason} (a fault of topo-opt; --traceback shows where)"
 
 
+_MODEL_ONLY = {
+    "topology": "--topology",
+    "level": "-O",
+    "bucket": "--bucket",
+    "emit": "--emit",
+    "to": "--to",
+    "strict": "--strict",
+    "trust_model": "--trust-model",
+}
 _DESCRIPTIONS = {
     "version": "versions",
     "list_passes": "passes",
@@ -64,21 +81,35 @@ def _dispatch(arguments: argparse.Namespace) -> int:
 
             print(getattr(describe, function)())
             return 0
-    models = [name for name in arguments.inputs if name.endswith(MODEL_SUFFIX)]
-    if models and len(models) != len(arguments.inputs):
-        other = next(name for name in arguments.inputs if name not in models)
-        raise InputError(
-            f"'{other}' is not a {MODEL_SUFFIX} file", hint="models and MLIR files are different jobs"
-        )
-    if models:
+    kinds = {name: input_kind(name) for name in arguments.inputs}
+    if "model" in kinds.values():
+        other = next((name for name, kind in kinds.items() if kind != "model"), None)
+        if other is not None:
+            raise InputError(
+                f"'{other}' is not a {MODEL_SUFFIX} file", hint="models and MLIR files are different jobs"
+            )
+        from topo_opt.tools import model_arguments
+
+        model_arguments.check(arguments)
         from topo_opt.tools import opt_model
 
         return opt_model.run(arguments)
+    _refuse_model_options(arguments)
     from topo_opt.tools.supervise import run_supervised
 
     return run_supervised(
         lambda: _reported(lambda: _mlir(arguments), arguments), (*arguments.inputs, "stdin")[0]
     )
+
+
+def _refuse_model_options(arguments: argparse.Namespace) -> None:
+    parser = _parser()
+    for option, flag in _MODEL_ONLY.items():
+        if getattr(arguments, option) != parser.get_default(option):
+            raise InputError(
+                f"{flag} is for models ({MODEL_SUFFIX}), the input is MLIR",
+                hint="passes are named with --pass-pipeline or -p",
+            )
 
 
 def _mlir(arguments: argparse.Namespace) -> int:

@@ -10,14 +10,16 @@ from torch_mlir import ir
 
 from topo_opt import dialects
 from topo_opt.errors import InputError, TopoError
+from topo_opt.passes import PASSES
 from topo_opt.pipeline import diagnostics, remarks
 from topo_opt.pipeline.diagnostics import DiagnosedError, Diagnostic
 from topo_opt.pipeline.instruments import PrintIr, Reproducer, Timing
 from topo_opt.pipeline.run import Instrument, build
 from topo_opt.pipeline.run import run as run_pipeline
 from topo_opt.pipeline.spec import Group, parse
+from topo_opt.pipeline.upstream import nearest, upstream_passes
 from topo_opt.tools import expected
-from topo_opt.tools.output import write_output
+from topo_opt.tools.output import check_destination, write_output
 
 BYTECODE_MAGIC = b"ML\xefR"
 SPLIT_MARKER = "// -----"
@@ -32,6 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if len(arguments.inputs) > 1:
         raise InputError(f"{len(arguments.inputs)} inputs were given, MLIR is processed one file at a time")
+    check_pass_names(arguments)
+    check_destination(arguments.output)
     name = arguments.inputs[0] if arguments.inputs else STDIN
     data = sys.stdin.buffer.read() if name == STDIN else _read(name)
     chunks = _chunks(data, split=arguments.split_input_file)
@@ -91,7 +95,7 @@ def instruments_of(arguments: argparse.Namespace) -> list[Instrument]:
         from topo_opt.pipeline.numeric import NumericCheck
 
         instruments.append(NumericCheck())
-    after = {name for names in arguments.mlir_print_ir_after for name in names.split(",")}
+    after = _printed_after(arguments)
     if after or arguments.mlir_print_ir_after_all or arguments.mlir_print_ir_after_change:
         tree = arguments.mlir_print_ir_tree_dir
         instruments.append(
@@ -105,6 +109,19 @@ def instruments_of(arguments: argparse.Namespace) -> list[Instrument]:
     if arguments.mlir_timing:
         instruments.append(Timing())
     return instruments
+
+
+def check_pass_names(arguments: argparse.Namespace) -> None:
+    """Raises InputError for an unknown pass in `--mlir-print-ir-after`, which would else print nothing without a word."""
+    for name in _printed_after(arguments):
+        if name not in PASSES and name not in upstream_passes():
+            near = nearest(name)
+            hint = f"did you mean {' or '.join(near)}?" if near else "--list-passes prints those of topo-opt"
+            raise InputError(f"--mlir-print-ir-after: there is no pass '{name}'", hint=hint)
+
+
+def _printed_after(arguments: argparse.Namespace) -> list[str]:
+    return [name for names in arguments.mlir_print_ir_after for name in names.split(",")]
 
 
 def _process(arguments: argparse.Namespace, name: str, data: bytes, pipeline: Group) -> bytes | None:

@@ -6,6 +6,20 @@ import tempfile
 from pathlib import Path
 
 from topo_opt.errors import InputError
+from topo_opt.output_folder import check_writable
+
+
+def check_destination(destination: str | None) -> None:
+    """Raises InputError when `write_output` could not write there: a folder, or a file where none can be made."""
+    if destination in (None, "-"):
+        return
+    path = Path(str(destination))
+    if path.is_dir():
+        raise InputError(f"{destination} is a folder, the result is one file", hint="give a file name")
+    if not path.parent.is_dir():
+        raise InputError(f"{destination} can't be written: there is no folder {path.parent}")
+    if not path.exists() or path.is_file():
+        check_writable(path.parent, str(destination))
 
 
 def write_output(data: bytes, destination: str | None) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from topo_opt.tools import opt
-from topo_opt.tools.opt_model import buckets_of, functions_of
+from topo_opt.tools.model_arguments import buckets_of, functions_of
 
 
 class Model(torch.nn.Module):
@@ -135,6 +135,9 @@ def mistakes(models, tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("")
     (tmp_path / "t.json").write_text("{}")
+    (tmp_path / "weights.pt").write_bytes(b"PK")
+    (tmp_path / "model.zip").write_bytes(plain.read_bytes())
+    (tmp_path / "t.mlir").write_text("module {}")
     return {
         "no such file": (["absent.pt2", *good], "absent.pt2"),
         "empty file": (["empty.pt2", *good], "empty.pt2"),
@@ -150,12 +153,26 @@ def mistakes(models, tmp_path):
         "unwritable output": ([plain, *good, "-o", "/proc/none/b"], "can't be written"),
         "two models of one name": ([f"f={plain}", f"f={plain}"], "two models are called 'f'"),
         "passes on a model": ([plain, "-p", "cse"], "-p is for MLIR input"),
+        "text into a folder": ([plain, *good, "--emit=torch", "-o", "taken"], "taken is a folder"),
+        "unknown pass": (
+            [plain, *good, "--mlir-print-ir-after=topo-form-kernel"],
+            "did you mean topo-form-kernels",
+        ),
+        "a checkpoint": (
+            ["weights.pt"],
+            "weights.pt is a PyTorch checkpoint; topo-opt takes exported programs",
+        ),
+        "another zip": (["model.zip"], "is a zip archive that is not called *.pt2"),
+        "a folder of files": (["taken"], "taken is a folder, expected a .pt2 or MLIR file"),
+        "strict passes": (["t.mlir", "--strict"], "--strict is for models (.pt2), the input is MLIR"),
+        "a level for passes": (["t.mlir", "-O1"], "-O is for models"),
     }
 
 
 NAMES = ["no such file", "empty file", "not an archive", "truncated", "a folder", "no such topology", "topology with faults",
          "no such dim", "size out of range", "malformed bucket", "output is no bundle", "unwritable output",
-         "two models of one name", "passes on a model"]  # fmt: skip
+         "two models of one name", "passes on a model", "text into a folder", "unknown pass", "a checkpoint", "another zip",
+         "a folder of files", "strict passes", "a level for passes"]  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", NAMES)
@@ -169,6 +186,40 @@ def test_a_mistake_is_one_line(capfd, models, tmp_path, mistake):
     assert expected in err and "error: " in err
     assert err.count("\n") == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--topology", "abacus"], "there is no topology 'abacus'"),
+        (["-o", "taken"], "is not a bundle"),
+        (["-o", "file"], "is not a bundle"),
+        (["-o", "/proc/none/b"], "can't be written"),
+    ],
+    ids=str,
+)
+def test_a_hopeless_compile_does_not_start(models, tmp_path, arguments, message):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine").write_text("")
+    (tmp_path / "file").write_text("")
+    command = [str(models / "plain.pt2"), *arguments]
+    code = f"import sys; from topo_opt.tools import opt; code = opt.main({command!r}); sys.exit(code + 10 * ('torch' in sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 1 and message in run.stderr
+    assert (tmp_path / "taken" / "mine").exists() and (tmp_path / "file").exists()
+
+
+@pytest.mark.parametrize("name", ["plain.pt2", "t.mlir"])
+def test_standard_output_that_takes_nothing_is_one_line(models, tmp_path, name):
+    (tmp_path / "t.mlir").write_text("module {}")
+    path = models / name if name.endswith(".pt2") else name
+    options = ["--topology", "cpu", "--emit=structured"] if name.endswith(".pt2") else []
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "topo_opt.tools.opt", path, *options, "-q"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (run.returncode, run.stderr) == (1, "error: standard output: No space left on device\n")
 
 
 def test_a_full_disk_leaves_nothing(models, tmp_path):

@@ -1,0 +1,96 @@
+"""What the command line says about models, and what of it can be refused before torch and the compiler are imported."""
+
+import argparse
+import re
+from pathlib import Path
+
+from topo_opt import topology
+from topo_opt.errors import InputError
+from topo_opt.output_folder import check_bundle_folder
+from topo_opt.tools.output import check_destination
+
+DEFAULT_FUNCTION = "main"
+BUNDLE_SUFFIX = ".bundle"
+_MLIR_ONLY = (
+    "pass_pipeline",
+    "passes",
+    "split_input_file",
+    "verify_diagnostics",
+    "verify_roundtrip",
+    "emit_bytecode",
+    "run_reproducer",
+    "allow_unregistered_dialect",
+)
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raises InputError for options of MLIR, files that are not there, faults in the topology, and a place that can't be written."""
+    for option in _MLIR_ONLY:
+        if getattr(arguments, option):
+            flag = "-p" if option == "passes" else "--" + option.replace("_", "-")
+            raise InputError(
+                f"{flag} is for MLIR input", hint="topo-opt MODEL --emit=structured | topo-opt - does both"
+            )
+    sources = functions_of(arguments.inputs)
+    buckets_of(arguments.bucket)
+    for path in sources.values():
+        if not path.exists():
+            raise InputError(f"{path} does not exist")
+    topology.load(arguments.topology)
+    if writes_bundle(arguments):
+        check_bundle_folder(output_of(arguments, sources))
+    else:
+        check_destination(arguments.output)
+
+
+def writes_bundle(arguments: argparse.Namespace) -> bool:
+    """Whether the result is a bundle, not text."""
+    return arguments.to is None and arguments.emit == "bundle"
+
+
+def output_of(arguments: argparse.Namespace, sources: dict[str, Path]) -> Path:
+    """The folder of the bundle: `-o`, or the name of the first model in the current folder."""
+    if arguments.output:
+        return Path(arguments.output)
+    return Path(next(iter(sources.values())).name).with_suffix(BUNDLE_SUFFIX)
+
+
+def functions_of(inputs: list[str]) -> dict[str, Path]:
+    """`name=file.pt2` or `file.pt2` -> function name -> path. One file without a name is called `main`, more by their file names.
+
+    Raises:
+        InputError: a name twice, or one that is not an identifier.
+    """
+    functions: dict[str, Path] = {}
+    for text in inputs:
+        name, _, file = text.rpartition("=")
+        path = Path(file)
+        if not name:
+            name = DEFAULT_FUNCTION if len(inputs) == 1 else re.sub(r"\W", "_", path.stem)
+        if not name.isidentifier():
+            raise InputError(
+                f"'{name}' cannot be the name of a function", hint="letters, digits and _, not a digit first"
+            )
+        if name in functions:
+            raise InputError(f"two models are called '{name}'", hint="name them: prefill=a.pt2 decode=b.pt2")
+        functions[name] = path
+    return functions
+
+
+def buckets_of(texts: list[str]) -> dict[str, tuple[int, ...]]:
+    """`["batch=1,8", "seq=128"]` -> `{"batch": (1, 8), "seq": (128,)}`.
+
+    Raises:
+        InputError: text of another form, or a dim given twice.
+    """
+    buckets: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        match = re.fullmatch(r"([^=]+)=(\d+(?:,\d+)*)", text)
+        if not match:
+            raise InputError(
+                f"'{text}' is not a bucket", hint="expected a dim and its sizes, such as batch=1,8,32"
+            )
+        if match[1] in buckets:
+            raise InputError(f"dim '{match[1]}' has two buckets", hint=f"write {match[1]}=1,8 once")
+        buckets[match[1]] = tuple(dict.fromkeys(int(size) for size in match[2].split(",")))
+    return buckets
