@@ -111,7 +111,8 @@ def _import(
     from topo_opt.frontend.ingest import ingest
 
     programs = _load(sources, trust)
-    ingested = ingest(programs, _combinations(programs, buckets), extra_externs=extern)
+    asked = _asked(programs, buckets)
+    ingested = ingest(programs, asked.combinations, dim_names=asked.names, extra_externs=extern)
     variants = tuple(FunctionVariant(r.function, r.symbol, r.bucket, r.signature) for r in ingested.functions)
     aten, remarks = _aten_programs(programs, ingested)
     return ImportedModel(ingested.module, variants, aten, (*ingested.remarks, *remarks))
@@ -125,9 +126,10 @@ def _deadly_nodes(
     from topo_opt.frontend.fx_graph import normalize
 
     programs = _load(sources, trust)
-    first = {function: (choices or [{}])[0] for function, choices in _combinations(programs, buckets).items()}
+    asked = _asked(programs, buckets)
     return {
-        function: deadly_nodes(normalize(program, first[function])) for function, program in programs.items()
+        function: deadly_nodes(normalize(program, *asked.first(function)))
+        for function, program in programs.items()
     }
 
 
@@ -139,8 +141,10 @@ def _all_nodes(
     from topo_opt.frontend.fx_graph import normalize
 
     programs = _load(sources, trust)
-    first = {function: (choices or [{}])[0] for function, choices in _combinations(programs, buckets).items()}
-    graphs = {function: normalize(program, first[function]).graph for function, program in programs.items()}
+    asked = _asked(programs, buckets)
+    graphs = {
+        function: normalize(program, *asked.first(function)).graph for function, program in programs.items()
+    }
     return {
         function: {
             n.name: f"lowering the function crashes: {reason}"
@@ -204,13 +208,13 @@ def _torch_text(sources: Mapping[str, Source], buckets: Mapping[str, Sequence[in
     from topo_opt.frontend.legalize import legalize
 
     programs = _load(sources, trust)
-    combinations = _combinations(programs, buckets)
+    asked = _asked(programs, buckets)
     context = load(ir.Context())
     texts = []
     for function, exported in programs.items():
         decomposed = decompose(exported)
-        for bucket in combinations.get(function, [{}]):
-            program = specialize(decomposed, bucket)
+        for bucket in asked.combinations.get(function, [{}]):
+            program = specialize(decomposed, bucket, asked.names[function])
             if program.whole_reason is not None:
                 reason = program.whole_reason
                 raise UnsupportedError(
@@ -245,49 +249,81 @@ def _load_one(source: Source, trust: bool) -> Any:
     return load_archive(Path(source), trust=trust)
 
 
-def _combinations(
-    programs: Mapping[str, Any], buckets: Mapping[str, Sequence[int]]
-) -> dict[str, list[dict[str, int]]]:
-    """Function -> the sizes of its dims, every combination of those asked for.
+@dataclass(frozen=True)
+class _Asked:
+    """What the caller's buckets come to: function -> the sizes of its dims by name, and symbol -> name of dims that the caller named."""
+
+    combinations: dict[str, list[dict[str, int]]]
+    names: dict[str, dict[str, str]]
+
+    def first(self, function: str) -> tuple[dict[str, int], dict[str, str]]:
+        """The first bucket of a function, and the names of its dims."""
+        return (self.combinations[function] or [{}])[0], self.names[function]
+
+
+def _asked(programs: Mapping[str, Any], buckets: Mapping[str, Sequence[int]]) -> _Asked:
+    """Every combination of the sizes asked for.
 
     Raises:
-        InputError: a dim that no function has.
+        InputError: a dim that no function has, or two keys for one dim.
     """
     from topo_opt.frontend.dynamic_dims import dynamic_dims
 
     dims = {function: dynamic_dims(program) for function, program in programs.items()}
-    found = {
-        function: {key: dim for key in buckets if (dim := _dim_called(key, known, buckets))}
-        for function, known in dims.items()
-    }
-    for key in buckets:
-        if not any(key in chosen for chosen in found.values()):
-            known = ", ".join(dict.fromkeys(_description(d) for ds in dims.values() for d in ds)) or "none"
-            raise InputError(
-                f"a bucket was given for '{key}', which is no dynamic dim", hint=f"dynamic dims: {known}"
-            )
+    names = {function: _names_given(known, buckets) for function, known in dims.items()}
+    dims = {function: dynamic_dims(program, names[function]) for function, program in programs.items()}
     combinations = {}
-    for function, chosen in found.items():
-        asked = [[(dim.name, size) for size in buckets[key]] for key, dim in chosen.items()]
-        combinations[function] = [dict(choice) for choice in itertools.product(*asked)]
-    return combinations
+    missing = dict.fromkeys(buckets)
+    for function, known in dims.items():
+        asked: dict[str, list[tuple[str, int]]] = {}
+        keys: dict[str, str] = {}
+        for key, dim in _keyed(known).items():
+            if key not in buckets:
+                continue
+            missing.pop(key, None)
+            if keys.setdefault(dim.name, key) != key:
+                raise InputError(
+                    f"buckets '{keys[dim.name]}' and '{key}' are the same dim of '{function}'",
+                    hint="keep one",
+                )
+            asked[dim.name] = [(dim.name, size) for size in buckets[key]]
+        in_order = [asked[key] for key in sorted(asked, key=lambda n: list(buckets).index(keys[n]))]
+        combinations[function] = [dict(choice) for choice in itertools.product(*in_order)]
+    for key in missing:
+        raise InputError(
+            f"a bucket was given for '{key}', which is no dynamic dim",
+            hint=_how_to_name([dim for known in dims.values() for dim in known]),
+        )
+    return _Asked(combinations, names)
 
 
-def _dim_called(key: str, dims: Sequence[DimRecord], keys: Collection[str]) -> DimRecord | None:
-    """The dim that a bucket's key means: its name, its symbol, or a place of it such as `input_ids[1]`.
+def _keyed(dims: Sequence[DimRecord]) -> dict[str, DimRecord]:
+    """What a bucket's key may be -> the dim it means: its name, its symbol, or a place of it such as `input_ids[1]`."""
+    from topo_opt.frontend.dynamic_dims import places
+
+    return {key: dim for dim in dims for key in (dim.name, dim.symbol, *places(dim))}
+
+
+def _names_given(dims: Sequence[DimRecord], keys: Collection[str]) -> dict[str, str]:
+    """Symbol -> the name that a bucket gives it.
 
     A `.pt2` does not hold the names that dims were exported under. When just one dim is without a name and just one key is not
     found otherwise, they belong together.
     """
-    from topo_opt.frontend.dynamic_dims import places
-
-    direct = {name: dim for dim in dims for name in (dim.name, dim.symbol, *places(dim))}
-    if key in direct:
-        return direct[key]
-    taken = {direct[k].symbol for k in keys if k in direct}
-    open_keys = [k for k in keys if k not in direct]
+    direct = _keyed(dims)
+    taken = {direct[key].symbol for key in keys if key in direct}
+    open_keys = [key for key in keys if key not in direct]
     unnamed = [dim for dim in dims if dim.name == dim.symbol and dim.symbol not in taken]
-    return unnamed[0] if len(open_keys) == len(unnamed) == 1 else None
+    return {unnamed[0].symbol: open_keys[0]} if len(open_keys) == len(unnamed) == 1 else {}
+
+
+def _how_to_name(dims: Sequence[DimRecord]) -> str:
+    """The keys that a bucket may have, one for each dim."""
+    known = ", ".join(dict.fromkeys(_description(dim) for dim in dims)) or "none"
+    lost = any(dim.name == dim.symbol for dim in dims)
+    return f"dynamic dims: {known}" + (
+        "; a .pt2 does not keep their names, so name them by a place" if lost else ""
+    )
 
 
 def _description(dim: DimRecord) -> str:

@@ -11,7 +11,9 @@ import time
 import pytest
 import torch
 
-from topo_opt.tools import opt
+from topo_opt.errors import InputError
+from topo_opt.model import _asked
+from topo_opt.tools import opt, run
 from topo_opt.tools.model_arguments import buckets_of, functions_of
 
 
@@ -60,7 +62,46 @@ def test_a_bundle_and_the_table(capfd, models, tmp_path):
     assert "-O2 for cpu" in out and "linear silu" in out and "wrote plain.bundle" in out
     assert out.count("nothing left to ATen") == 2
     plan = json.loads((tmp_path / "plain.bundle" / "plan.json").read_text())
-    assert [list(v["bucket"].values()) for v in plan["functions"]["main"]["variants"]] == [[1], [8]]
+    assert [v["bucket"] for v in plan["functions"]["main"]["variants"]] == [{"batch": 1}, {"batch": 8}]
+    assert [
+        f["bucket"] for f in json.loads((tmp_path / "plain.bundle" / "report.json").read_text())["functions"]
+    ] == [
+        {"batch": 1},
+        {"batch": 8},
+    ]
+    # The name works on the way back too: the file itself has lost it.
+    assert (
+        run.main([str(tmp_path / "plain.bundle"), "--bucket", "batch=8", "--device", "cpu", "--check"]) == 0
+    )
+
+
+def two_dims(**names):
+    class Sum(torch.nn.Module):
+        def forward(self, x, y):
+            return x.sum(), y + 1
+
+    shapes = {
+        key: {0: torch.export.Dim(name) if name else torch.export.Dim.DYNAMIC} for key, name in names.items()
+    }
+    return torch.export.export(Sum(), (torch.ones(4), torch.ones(5)), dynamic_shapes=shapes, strict=False)
+
+
+def test_names_of_dims():
+    both = {"main": two_dims(x="rows", y="columns")}
+    assert _asked(both, {"columns": (2,), "rows": (3, 4)}).combinations["main"] == [
+        {"columns": 2, "rows": 3},
+        {"columns": 2, "rows": 4},
+    ]
+    one = {"main": two_dims(x="rows", y="")}
+    assert _asked(one, {"n": (2,), "rows": (3,)}).combinations["main"] == [{"n": 2, "rows": 3}]
+    with pytest.raises(InputError, match="'n', which is no dynamic dim") as caught:
+        _asked(both, {"n": (2,)})
+    assert caught.value.hint == "dynamic dims: rows, columns"
+    with pytest.raises(InputError, match="'n', which is no dynamic dim") as caught:
+        _asked({"main": two_dims(x="", y="")}, {"n": (2,)})
+    assert caught.value.hint.startswith("dynamic dims: x[0], y[0]; a .pt2 does not keep their names")
+    with pytest.raises(InputError, match=r"'rows' and 'x.0.' are the same dim of 'main'"):
+        _asked(both, {"rows": (2,), "x[0]": (2,)})
 
 
 def test_two_functions_share_a_bundle(capfd, models, tmp_path):
@@ -204,8 +245,8 @@ def test_a_hopeless_compile_does_not_start(models, tmp_path, arguments, message)
     (tmp_path / "file").write_text("")
     command = [str(models / "plain.pt2"), *arguments]
     code = f"import sys; from topo_opt.tools import opt; code = opt.main({command!r}); sys.exit(code + 10 * ('torch' in sys.modules))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert run.returncode == 1 and message in run.stderr
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1 and message in ended.stderr
     assert (tmp_path / "taken" / "mine").exists() and (tmp_path / "file").exists()
 
 
@@ -215,19 +256,19 @@ def test_standard_output_that_takes_nothing_is_one_line(models, tmp_path, name):
     path = models / name if name.endswith(".pt2") else name
     options = ["--topology", "cpu", "--emit=structured"] if name.endswith(".pt2") else []
     with open("/dev/full", "w") as full:
-        run = subprocess.run(
+        ended = subprocess.run(
             [sys.executable, "-m", "topo_opt.tools.opt", path, *options, "-q"],
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
-    assert (run.returncode, run.stderr) == (1, "error: standard output: No space left on device\n")
+    assert (ended.returncode, ended.stderr) == (1, "error: standard output: No space left on device\n")
 
 
 def test_a_full_disk_leaves_nothing(models, tmp_path):
     # A file size limit fails writes just as a full disk does, from the outside.
     code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200)); import sys; from topo_opt.tools import opt; sys.exit(opt.main({[str(models / 'plain.pt2'), '--topology', 'cpu', '-q']!r}))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert run.returncode == 1
-    assert "error: " in run.stderr and "Traceback" not in run.stderr
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "error: " in ended.stderr and "Traceback" not in ended.stderr
     assert list(tmp_path.iterdir()) == []
 
 

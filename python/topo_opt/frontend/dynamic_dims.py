@@ -14,8 +14,12 @@ from topo_opt.frontend.signature import DimRecord
 _UNBOUNDED = 2**62
 
 
-def dynamic_dims(ep: ExportedProgram) -> tuple[DimRecord, ...]:
-    """The dynamic dims of the user's inputs, in the order in which they first appear."""
+def dynamic_dims(ep: ExportedProgram, given: Mapping[str, str] | None = None) -> tuple[DimRecord, ...]:
+    """The dynamic dims of the user's inputs, in the order in which they first appear.
+
+    Args:
+        given: symbol -> name, for dims whose name the program has lost.
+    """
     uses: dict[sympy.Symbol, list[tuple[str, int, str]]] = {}
     names: dict[sympy.Symbol, str] = {}
     examples: dict[sympy.Symbol, int | None] = {}
@@ -29,7 +33,8 @@ def dynamic_dims(ep: ExportedProgram) -> tuple[DimRecord, ...]:
                 names.setdefault(symbol, _given_name(size.node.shape_env, symbol) or str(symbol))
                 examples.setdefault(symbol, _example(size.node.shape_env, symbol))
     return tuple(
-        DimRecord(names[s], str(s), *_range(ep, s), examples[s], tuple(use)) for s, use in uses.items()
+        DimRecord((given or {}).get(str(s), names[s]), str(s), *_range(ep, s), examples[s], tuple(use))
+        for s, use in uses.items()
     )
 
 

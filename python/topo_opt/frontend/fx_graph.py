@@ -31,7 +31,14 @@ from topo_opt.frontend.casts import cast
 from topo_opt.frontend.decomposition import decompose, storage_key
 from topo_opt.frontend.dynamic_dims import concrete, dynamic_dims, solve_sizes
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
-from topo_opt.frontend.signature import InputRecord, OutputRecord, Signature, dtype_name, tree_as_json
+from topo_opt.frontend.signature import (
+    DimRecord,
+    InputRecord,
+    OutputRecord,
+    Signature,
+    dtype_name,
+    tree_as_json,
+)
 from topo_opt.frontend.strided_views import from_base, stays_inside
 
 
@@ -56,27 +63,32 @@ class FxProgram:
         return self.whole_reason is None
 
 
-def normalize(ep: ExportedProgram, bucket: Mapping[str, int] | None = None) -> FxProgram:
+def normalize(
+    ep: ExportedProgram, bucket: Mapping[str, int] | None = None, names: Mapping[str, str] | None = None
+) -> FxProgram:
     """`ep` decomposed with the keep table and specialised to the sizes of `bucket`.
 
     Args:
         bucket: sizes of dynamic dims by name (`dynamic_dims.solve_sizes`); dims not named have the size of the example.
+        names: symbol -> name, for dims that have lost theirs.
 
     Raises:
         InputError: the bucket does not fit the program.
     """
-    return specialize(decompose(ep), bucket)
+    return specialize(decompose(ep), bucket, names)
 
 
-def specialize(ep: ExportedProgram, bucket: Mapping[str, int] | None = None) -> FxProgram:
+def specialize(
+    ep: ExportedProgram, bucket: Mapping[str, int] | None = None, names: Mapping[str, str] | None = None
+) -> FxProgram:
     """A decomposed program with the sizes of `bucket`; several buckets share one `decompose`."""
-    dims = dynamic_dims(ep)
+    dims = dynamic_dims(ep, names)
     sizes = solve_sizes(dims, bucket)
     specializer = _Specializer(ep, sizes)
     try:
         outputs = specializer.run()
     except _NotStatic as stop:
-        return _unspecialized(ep, stop.remark)
+        return _unspecialized(ep, stop.remark, dims)
     signature = Signature(tuple(specializer.inputs), tuple(outputs), *_trees(ep), dims)
     return FxProgram(specializer.builder.graph, signature, sizes, specializer.builder.mode)
 
@@ -293,7 +305,7 @@ class _Specializer:
         return records
 
 
-def _unspecialized(ep: ExportedProgram, remark: Remark) -> FxProgram:
+def _unspecialized(ep: ExportedProgram, remark: Remark, dims: tuple[DimRecord, ...]) -> FxProgram:
     """The program as exported, described as far as it is known; sizes that vary are -1."""
     inputs, outputs = [], []
     for node, spec in zip(ep.graph.find_nodes(op="placeholder"), ep.graph_signature.input_specs, strict=True):
@@ -312,7 +324,7 @@ def _unspecialized(ep: ExportedProgram, remark: Remark) -> FxProgram:
             outputs.append(OutputRecord("mutation" if mutates else "output", target, *_described(argument)))
         else:
             outputs.append(OutputRecord("literal", target, value=plain(argument)))
-    signature = Signature(tuple(inputs), tuple(outputs), *_trees(ep), dynamic_dims(ep))
+    signature = Signature(tuple(inputs), tuple(outputs), *_trees(ep), dims)
     return FxProgram(ep.graph, signature, {}, FakeTensorMode(), remark)
 
 

@@ -73,6 +73,7 @@ def ingest(
     programs: Mapping[str, ExportedProgram],
     buckets: Mapping[str, Sequence[Bucket]] | None = None,
     *,
+    dim_names: Mapping[str, Mapping[str, str]] | None = None,
     extra_externs: Mapping[str, Mapping[str, str]] | None = None,
     on_stage: Callable[[str, str], None] | None = None,
 ) -> Ingested:
@@ -81,6 +82,7 @@ def ingest(
     Args:
         programs: function name -> exported program.
         buckets: function name -> sizes of dynamic dims, one variant each; a function not named has the sizes of its example.
+        dim_names: function name -> {symbol: name}, for dims whose name the program has lost.
         extra_externs: function name -> {node of the normalized graph: reason}, to be left to ATen besides what `ingest`
             leaves by itself. The driver uses it for nodes whose lowering kills the process (`crash_probes`).
         on_stage: called with (function symbol, stage) before each stage, so that a crash can be told where it happened.
@@ -100,7 +102,7 @@ def ingest(
             remarks.append(Remark("not-decomposed", function, f"torch cannot take it apart: {reason}"))
         variants = list((buckets or {}).get(function) or [{}])
         for bucket in variants:
-            program = specialize(decomposed, bucket)
+            program = specialize(decomposed, bucket, (dim_names or {}).get(function))
             sizes = {d.name: program.sizes[d.symbol] for d in program.signature.dims if program.static}
             symbol = variant_symbol(function, sizes if len(variants) > 1 else {})
             extra = (extra_externs or {}).get(function, {})
