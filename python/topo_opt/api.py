@@ -112,6 +112,9 @@ def _check_arguments(args: Any, kwargs: Any) -> None:
             f"args is a {type(args).__name__}, expected a tuple of the model's arguments",
             hint="give kwargs" if isinstance(args, Mapping) else "write args=(x,)",
         )
+    for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
+        if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+            raise InputError(f"an argument has layout {leaf.layout}", hint="give x.to_dense()")
     if kwargs is not None and not (isinstance(kwargs, Mapping) and all(isinstance(k, str) for k in kwargs)):
         raise InputError(
             f"kwargs is a {type(kwargs).__name__}, expected a dictionary: argument name -> value"

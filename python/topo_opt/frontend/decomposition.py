@@ -23,11 +23,47 @@ def decompose(ep: ExportedProgram) -> ExportedProgram:
 def try_decompose(ep: ExportedProgram) -> tuple[ExportedProgram, str | None]:
     """As `decompose`, with torch's reason when it cannot take the program apart (ops of `prims` that give views, for one)."""
     _drop_derived_ranges(ep)
+    ep = _without_alias_guards(_with_plain_inputs(ep))
     whole = _with_written_constants_as_buffers(_with_buffers_for_constants(ep))
     try:
         return without_effect_tokens(whole.run_decompositions(keep_table())), None
     except (RuntimeError, NotImplementedError, AssertionError) as error:
         return without_effect_tokens(ep), str(error).partition("\n")[0][:200] or type(error).__name__
+
+
+def _with_plain_inputs(ep: ExportedProgram) -> ExportedProgram:
+    """`ep` for inputs in memory as they are, where the examples were conjugated or negated views (`x.mH`).
+
+    Such a view is lazy: ops that look at memory refuse it, and the runtime resolves what it is given.
+    """
+    lazy = [node for node in ep.graph.find_nodes(op="placeholder") if _is_lazy(node.meta.get("val"))]
+    if not lazy:
+        return ep
+    plain = copy.copy(ep)
+    plain._graph_module = copy.deepcopy(ep.graph_module)
+    for node in plain.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if _is_lazy(value):
+            with value.fake_mode:
+                node.meta["val"] = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device=value.device
+                )
+    return plain
+
+
+def _without_alias_guards(ep: ExportedProgram) -> ExportedProgram:
+    """`ep` without guards on the tensors that its example inputs were views of: inputs that come now have no such `_base`."""
+    guards = getattr(ep, "_guards_code", None) or []
+    kept = [guard for guard in guards if "._base" not in guard]
+    if len(kept) == len(guards):
+        return ep
+    free = copy.copy(ep)
+    free._guards_code = kept
+    return free
+
+
+def _is_lazy(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
 
 
 def _with_buffers_for_constants(ep: ExportedProgram) -> ExportedProgram:
