@@ -204,13 +204,15 @@ class Emitter:
             return None
         return masks[0] if len(masks) == 1 else self.writer.bind(" & ".join(masks), "m")
 
-    def inside(self, index: str, size: int) -> str:
+    def inside(self, index: str, size: int, depends: frozenset[str]) -> str:
         """A test that a run-time index is inside a dimension, a name; asserted where the kernel is compiled with assertions.
+
+        Asserted of the elements that exist: an index that varies over the axes `depends` may be anything past their ends.
 
         What is outside is neither read nor written in any case.
         """
         test = self.writer.bind(f"({index} >= 0) & ({index} < {size})", "c")
-        where = self.mask(frozenset()) if self._predicates else None
+        where = self.mask(depends)
         allowed = f"{test} | ({where} == 0)" if where else test
         line = f'tl.device_assert({allowed}, "index out of range")'
         if line not in self._asserted:

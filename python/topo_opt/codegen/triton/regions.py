@@ -78,7 +78,7 @@ class Region:
             expr = found.index
             if expr is None:
                 expr = opaque(found.source, 0, max(shape[axis] - 1, 0), found.depends)
-                tests.append(emitter.inside(found.source, shape[axis]))
+                tests.append(emitter.inside(found.source, shape[axis], found.depends))
                 depends = depends | found.depends
             elif Condition(expr, 0, shape[axis]).decided() is None:
                 tests.extend(emitter.condition(Condition(expr, 0, shape[axis])))

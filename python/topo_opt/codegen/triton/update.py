@@ -107,7 +107,9 @@ def _loaded_index(emitter: Emitter, value: int, indices: Sequence[Expr], size: i
     found = emitter.real(value, indices)
     if found.index is not None:
         return found.index, []
-    return opaque(found.source, 0, max(size - 1, 0), found.depends), [emitter.inside(found.source, size)]
+    return opaque(found.source, 0, max(size - 1, 0), found.depends), [
+        emitter.inside(found.source, size, found.depends)
+    ]
 
 
 def _index_update(emitter: Emitter, node: Node, indices: list[Expr]) -> Write:
