@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from topo_opt.codegen.bundle import _refuse_strangers
+from topo_opt.codegen.bundle import refuse_strangers
 from topo_opt.errors import InputError
 
 
@@ -15,7 +15,7 @@ def check_bundle_folder(out: str | Path) -> None:
         InputError: the place cannot be written, or something that is not a bundle is in the way.
     """
     out = Path(os.path.abspath(out))
-    _refuse_strangers(out)
+    refuse_strangers(out)
     check_writable(out.parent, f"the bundle {out}")
 
 

@@ -52,7 +52,7 @@ def write_bundle(
         InputError: the folder can't be written, or something that is not a bundle is in the way.
     """
     out = Path(os.path.abspath(out))
-    _refuse_strangers(out)
+    refuse_strangers(out)
     work: Path | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,8 @@ def _write(path: Path, data: bytes) -> None:
         file.flush()
 
 
-def _refuse_strangers(out: Path) -> None:
+def refuse_strangers(out: Path) -> None:
+    """Raises InputError when `out` is something else than a free name, an empty folder or an older bundle."""
     if out.is_symlink():
         raise InputError(f"{out} is a link, a bundle is not written through it")
     if not out.exists():

@@ -10,7 +10,7 @@ from topo_opt.errors import CompilerCrash
 from topo_opt.frontend.externs import can_leave, known_reason
 from topo_opt.frontend.fx_graph import FxProgram
 from topo_opt.frontend.isolate import Limits, run_isolated
-from topo_opt.frontend.lower_program import _kind, lower_program, single
+from topo_opt.frontend.lower_program import kind_of_node, lower_program, single
 
 # One node: what takes longer than this hangs.
 _LIMITS = Limits(memory_bytes=8 << 30, cpu_seconds=60, wall_seconds=60)
@@ -25,7 +25,7 @@ def deadly_nodes(program: FxProgram) -> dict[str, str]:
     for node in program.graph.nodes:
         if node.op != "call_function" or known_reason(node) or not can_leave(node):
             continue
-        kind = _kind(node)
+        kind = kind_of_node(node)
         if kind not in verdicts:
             verdicts[kind] = _verdict(single(program, node))
         if reason := verdicts[kind]:

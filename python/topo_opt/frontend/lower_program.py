@@ -121,15 +121,15 @@ def _blamed(
     nodes = {n.name: n for n in program.graph.nodes if n.op == "call_function"}
     culprit = nodes.get(refusal.node or "")
     if culprit is not None and culprit.name not in extern and can_leave(culprit):
-        kind = _kind(culprit)
+        kind = kind_of_node(culprit)
         reason = _REFUSED + f"{refusal.reason}"
-        return {n.name: reason for n in nodes.values() if _kind(n) == kind}
+        return {n.name: reason for n in nodes.values() if kind_of_node(n) == kind}
     found: dict[str, str] = {}
     verdicts: dict[Any, Refusal | None] = {}
     for node in nodes.values():
         if node.name in extern or known_reason(node) or not can_leave(node):
             continue
-        kind = _kind(node)
+        kind = kind_of_node(node)
         if kind not in verdicts:
             outcome = _attempt(context, single(program, node), "probe", {}, {})
             verdicts[kind] = outcome if isinstance(outcome, Refusal) else None
@@ -141,11 +141,11 @@ def _blamed(
 def _alike(program: FxProgram, chosen: Mapping[str, str]) -> dict[str, str]:
     """The chosen nodes that can be left to ATen, and those of their kinds, with their reasons."""
     nodes = [n for n in program.graph.nodes if n.op == "call_function" and can_leave(n)]
-    reasons = {_kind(n): chosen[n.name] for n in nodes if n.name in chosen} if chosen else {}
-    return {n.name: reasons[_kind(n)] for n in nodes if reasons and _kind(n) in reasons}
+    reasons = {kind_of_node(n): chosen[n.name] for n in nodes if n.name in chosen} if chosen else {}
+    return {n.name: reasons[kind_of_node(n)] for n in nodes if reasons and kind_of_node(n) in reasons}
 
 
-def _kind(node: fx.Node) -> tuple[Any, ...]:
+def kind_of_node(node: fx.Node) -> tuple[Any, ...]:
     """Nodes that are alike are refused alike: the op, types and ranks of its tensors, and its other arguments."""
     described = [str(node.target)]
     for value in (*node.all_input_nodes, node):

@@ -354,8 +354,6 @@ def load(
         raise InputError("device 'cuda' was asked for, but torch sees no GPU", hint="use device='cpu'")
     if where.type == "cuda" and where.index is None:
         where = torch.device("cuda", torch.cuda.current_device())
-    if where.type == "cuda" and where.index is None:
-        where = torch.device("cuda", torch.cuda.current_device())
     return Program(
         bundle,
         device=where,
