@@ -87,3 +87,44 @@ def test_split_head_dimension_is_exact():
 def test_symbols_of_size_one_vanish():
     assert symbol("x", 1) == const(0)
     assert isinstance(symbol("x", 2), Expr)
+
+
+def _truncating(source: str, env: dict) -> int:
+    """Evaluates the source with `//` and `%` as Triton has them: towards zero, the remainder with the dividend's sign."""
+    import ast
+
+    def value(node):
+        match node:
+            case ast.Expression(body=body):
+                return value(body)
+            case ast.Constant(value=number):
+                return number
+            case ast.Name(id=name):
+                return env[name]
+            case ast.UnaryOp(operand=operand):
+                return -value(operand)
+            case ast.BinOp(left=left, op=op, right=right):
+                a, b = value(left), value(right)
+                quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1) if b else 0
+                table = {
+                    ast.Add: a + b,
+                    ast.Sub: a - b,
+                    ast.Mult: a * b,
+                    ast.FloorDiv: quotient,
+                    ast.Mod: a - quotient * b,
+                }
+                return table[type(op)]
+        raise AssertionError(ast.dump(node))
+
+    return value(ast.parse(source, mode="eval"))
+
+
+@given(expressions())
+@settings(max_examples=200, deadline=None)
+def test_source_is_right_where_division_truncates(case):
+    expr, evaluate, sizes = case
+    for a in range(sizes["a"]):
+        for b in range(sizes["b"]):
+            for c in range(sizes["c"]):
+                env = {"a": a, "b": b, "c": c}
+                assert _truncating(expr.source(), env) == evaluate(env)

@@ -168,9 +168,17 @@ def _atom_source(atom: Atom, render: Callable[[str], str]) -> str:
         case Symbol(name=name) | Opaque(name=name):
             return render(name)
         case Div(operand=operand, divisor=divisor):
-            return f"({_grouped(operand, render)} // {divisor})"
+            shift = _shift(operand, divisor)
+            quotient = f"{_grouped(operand + shift * divisor, render)} // {divisor}"
+            return f"({quotient} - {shift})" if shift else f"({quotient})"
         case Mod(operand=operand, divisor=divisor):
-            return f"({_grouped(operand, render)} % {divisor})"
+            return f"({_grouped(operand + _shift(operand, divisor) * divisor, render)} % {divisor})"
+
+
+def _shift(operand: Expr, divisor: int) -> int:
+    """Multiples of the divisor that make the operand non-negative: Triton's `//` and `%` truncate, ours are floor divisions."""
+    low, _ = operand.bounds
+    return max(0, -(low // divisor))
 
 
 def _grouped(expr: Expr, render: Callable[[str], str]) -> str:
