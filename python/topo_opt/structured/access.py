@@ -247,18 +247,11 @@ def _forward(graph: Graph, node: Node, position: int, indices: list[Expr]) -> li
     return [node.output_map(i).apply(complete) for i in range(len(node.results))]
 
 
-def constant_of(graph: Graph, value: int) -> ir.Attribute | None:
-    """The attribute of an `arith.constant`, or None."""
-    node = graph.producer(value)
-    return node.op.attributes["value"] if node is not None and node.name == "arith.constant" else None
-
-
 __all__ = [
     "RESHAPES",
     "VIEWS",
     "Condition",
     "Source",
-    "constant_of",
     "domain_indices",
     "forward_indices",
     "is_empty_reduction",

@@ -11,6 +11,9 @@ from topo_opt.errors import UnsupportedError
 from topo_opt.structured.graph import Graph, Node
 from topo_opt.structured.index import Expr, delinearize
 
+VECTOR_ROWS = 4
+"""Products of up to so many rows stream their weights instead of using tensor cores."""
+
 
 @dataclass(frozen=True)
 class Contraction:

@@ -43,11 +43,3 @@ def storage_type(element: str) -> str:
 def compute_type(element: str) -> str:
     """`tl` type a loaded element is computed in."""
     return _row(element)[2]
-
-
-def is_supported(element: str) -> bool:
-    return element in _TABLE
-
-
-def is_float(element: str) -> bool:
-    return element.startswith(("f", "bf"))

@@ -45,7 +45,6 @@ class Emitter:
     axes: Mapping[str, Axis]
     pointers: Mapping[int, str]
     fast: bool = False
-    wide_offsets: bool = False
     seeds: dict[Seed, Scalar] = field(default_factory=dict)
     on_reduction: ReductionHook | None = None
     _memo: list[dict[tuple, Scalar]] = field(default_factory=lambda: [{}])

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from topo_opt.codegen.kernel_source import KernelSource
-from topo_opt.codegen.triton.contraction import Contraction, find
+from topo_opt.codegen.triton.contraction import VECTOR_ROWS, Contraction, find
 from topo_opt.codegen.triton.element_types import storage_type
 from topo_opt.codegen.triton.emit import Axis, Emitter, Value
 from topo_opt.codegen.triton.kernel import Kernel
@@ -154,8 +154,6 @@ class _Matrix(_Gemm):
 class _Vector(_Gemm):
     """Few rows: a block of columns a program, all of k streamed through registers."""
 
-    MAX_ROWS = 4
-
     def _axes(self) -> dict[str, Axis]:
         return {
             "n": self._axis("n", self.n, self.tile["n"]),
@@ -164,8 +162,8 @@ class _Vector(_Gemm):
         }
 
     def lower(self) -> KernelSource:
-        if self.m > self.MAX_ROWS:
-            raise UnsupportedError(f"the vector form takes up to {self.MAX_ROWS} rows, not {self.m}")
+        if self.m > VECTOR_ROWS:
+            raise UnsupportedError(f"the vector form takes up to {VECTOR_ROWS} rows, not {self.m}")
         tile, line = self.tile, self.writer.line
         self._define_batch()
         wide = ".to(tl.int64)" if self.kernel.wide else ""

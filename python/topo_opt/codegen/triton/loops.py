@@ -21,7 +21,7 @@ from torch_mlir import ir
 from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.triton.element_types import compute_type
 from topo_opt.codegen.triton.emit import Axis, Complex, Emitter, Scalar, Value
-from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
+from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.reductions import Combiner, recognise
 from topo_opt.codegen.triton.regions import Region
 from topo_opt.codegen.triton.writer import Writer
@@ -366,6 +366,3 @@ def _same_number(a: str, b: str) -> bool:
     names = {"True": "1", "False": "0"}
     left, right = (names.get(t, t).removeprefix("float('").removesuffix("')") for t in (a, b))
     return float(left) == float(right)
-
-
-__all__ = ["Space", "lower", "next_power_of_two", "read_space"]

@@ -81,13 +81,12 @@ _VECTOR_COLUMNS = 2048
 
 
 def _gemm(kernel: Kernel) -> dict[str, int]:
-    from topo_opt.codegen.triton.contraction import find
-    from topo_opt.codegen.triton.gemm import _Vector
+    from topo_opt.codegen.triton.contraction import VECTOR_ROWS, find
 
     contraction = find(kernel.graph)
     batch, m, n, k = contraction.counts
     element = kernel.graph.values[contraction.operand("left")[1]].element
-    if m <= _Vector.MAX_ROWS:
+    if m <= VECTOR_ROWS:
         columns = min(next_power_of_two(k), _VECTOR_COLUMNS)
         rows = max(1, min(4, next_power_of_two(n)))
         return {"n": rows, "k": columns, "warps": 8 if columns * rows >= 4096 else 4, "stages": 2}

@@ -14,7 +14,7 @@ from torch_mlir import ir
 
 from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.triton.element_types import NARROW_FLOATS
-from topo_opt.codegen.triton.emit import Axis, Complex, Emitter, Value
+from topo_opt.codegen.triton.emit import Axis, Emitter, Value
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.reductions import depends_on
 from topo_opt.codegen.triton.regions import Region
@@ -171,5 +171,3 @@ _WRITES: dict[str, Callable[[Emitter, Node, list[Expr]], Write]] = {
     "topo.index_update": _index_update,
     "tm_tensor.scatter": _scatter,
 }
-
-__all__ = ["ANCHORS", "Complex", "lower", "written"]
