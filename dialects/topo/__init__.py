@@ -4,5 +4,6 @@ from topo_opt.dialects.topo.dialect import Topo
 from topo_opt.dialects.topo.ops.attention import AttentionOp
 from topo_opt.dialects.topo.ops.demote import DemoteOp
 from topo_opt.dialects.topo.ops.index_update import IndexUpdateOp
+from topo_opt.dialects.topo.ops.rotate_half import RotateHalfOp
 
-__all__ = ["AttentionOp", "DemoteOp", "IndexUpdateOp", "Topo"]
+__all__ = ["AttentionOp", "DemoteOp", "IndexUpdateOp", "RotateHalfOp", "Topo"]

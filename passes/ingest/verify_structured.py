@@ -31,6 +31,7 @@ _OPS = frozenset(
         "topo.attention",
         "topo.index_update",
         "topo.demote",
+        "topo.rotate_half",
         "tm_tensor.scan",
         "tm_tensor.scatter",
         "tm_tensor.yield",

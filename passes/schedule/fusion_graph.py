@@ -8,7 +8,7 @@ from math import prod
 
 from topo_opt.passes.schedule.roles import Role, Roles, kind_of
 from topo_opt.sim import Alignment, Kind
-from topo_opt.structured.access import VIEWS, domain_indices, is_empty_reduction, view_sources
+from topo_opt.structured.access import VIEWS, domain_indices, is_empty_reduction, rotation_partner, view_sources
 from topo_opt.structured.graph import Graph, Node
 from topo_opt.structured.index import ZERO, Expr, delinearize, linearize, symbol
 
@@ -88,6 +88,10 @@ def reads(graph: Graph, node: Node, x: Expr, r: Expr = ZERO) -> Iterator[Read]:
         for source in view_sources(graph, node, delinearize(x, shape)):
             exact = not any(c.decided() is None for c in source.conditions)
             yield Read(source.value, tuple(source.indices), exact, exact)
+    elif node.name == "topo.rotate_half":
+        shape = graph.values[node.results[0]].shape or ()
+        partner, _ = rotation_partner(graph, node, delinearize(x, shape))
+        yield Read(node.operands[0], tuple(partner), True, False)
     elif node.name == "topo.index_update":
         shape = graph.values[node.operands[1]].shape or ()
         yield _anywhere(graph, node.operands[0])

@@ -19,6 +19,20 @@ def demote(op: ir.Operation, _program: Program) -> Step:
     return lambda operands: [operands[0].to(dtype)]
 
 
+@evaluates("topo.rotate_half")
+def rotate_half(op: ir.Operation, _program: Program) -> Step:
+    """Pairs along the last dimension, `(a, b) -> (-b, a)`."""
+    interleaved = bool(op.attributes["interleaved"].value)
+
+    def step(operands: list[Tensor]) -> list[Tensor]:
+        pairs = operands[0].unflatten(-1, (-1, 2) if interleaved else (2, -1))
+        axis = -1 if interleaved else -2
+        a, b = pairs.unbind(axis)
+        return [torch.stack((-b, a), axis).flatten(-2)]
+
+    return step
+
+
 @evaluates("topo.attention")
 def attention(op: ir.Operation, _program: Program) -> Step:
     """Softmax attention in f32 (f64 for doubles), a block of query rows at a time; a row without positions is 0."""

@@ -29,7 +29,10 @@ class Condition:
         low, high = self.index.bounds
         if high < self.low or low >= self.high:
             return False
-        if low >= self.low and high < self.high and self.step == 1:
+        offset = (self.index - self.low) % self.step
+        if offset.is_constant and offset.constant:
+            return False
+        if low >= self.low and high < self.high and offset.is_constant:
             return True
         return None
 
@@ -132,6 +135,15 @@ def _concat(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]:
         sources.append(Source(operand, inner, (Condition(indices[axis], start, start + size),)))
         start += size
     return sources
+
+
+def rotation_partner(graph: Graph, node: Node, indices: Sequence[Expr]) -> tuple[list[Expr], Condition]:
+    """Where `topo.rotate_half` reads its operand, and the condition under which it negates what it reads."""
+    size = (graph.values[node.results[0]].shape or ())[-1]
+    *outer, last = indices
+    if ir.BoolAttr(node.op.attributes["interleaved"]).value:
+        return [*outer, last + 1 - (last % 2) * 2], Condition(last, 0, size, 2)
+    return [*outer, (last + size // 2) % size], Condition(last, 0, size // 2)
 
 
 def _same(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]:
@@ -257,6 +269,7 @@ __all__ = [
     "is_empty_reduction",
     "is_movement",
     "reassociation",
+    "rotation_partner",
     "slice_parameters",
     "view_sources",
 ]

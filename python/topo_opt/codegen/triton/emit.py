@@ -20,7 +20,14 @@ from topo_opt.codegen.triton.regions import Region
 from topo_opt.codegen.triton.values import Axis, Complex, Scalar, Value
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
-from topo_opt.structured.access import VIEWS, Condition, domain_indices, is_empty_reduction, view_sources
+from topo_opt.structured.access import (
+    VIEWS,
+    Condition,
+    domain_indices,
+    is_empty_reduction,
+    rotation_partner,
+    view_sources,
+)
 from topo_opt.structured.graph import Graph, Map, Node
 from topo_opt.structured.index import Expr, const, contiguous_strides, linearize, strided
 
@@ -419,11 +426,26 @@ def _from_elements(emitter: Emitter, node: Node, indices: Sequence[Expr]) -> Sca
     return result
 
 
+def _rotate_half(emitter: Emitter, node: Node, indices: Sequence[Expr]) -> Scalar:
+    """One value at the partner's index; its sign is chosen where the ranges leave it open."""
+    partner, negated = rotation_partner(emitter.graph, node, indices)
+    value = emitter.real(node.operands[0], partner)
+    decided = negated.decided()
+    if decided is False:
+        return value
+    minus = emitter.formula("-{}", value)
+    if decided:
+        return minus
+    test = " & ".join(emitter.condition(negated))
+    return emitter.choose(test, negated.index.symbols, minus, value)
+
+
 _HANDLERS: dict[str, Callable[[Emitter, Node, Sequence[Expr]], Scalar]] = {
     "linalg.fill": _fill,
     "tensor.empty": _empty,
     "arith.constant": _constant,
     "tensor.from_elements": _from_elements,
+    "topo.rotate_half": _rotate_half,
 }
 
 __all__ = ["Axis", "Complex", "Emitter", "Scalar", "Value"]
