@@ -1,4 +1,4 @@
-"""Models of the GPU benchmarks: plain PyTorch, sizes of published checkpoints, random weights.
+"""Models of the GPU benchmarks: plain PyTorch and transformers, sizes of published checkpoints, random weights.
 
 `CASES` maps a case to a builder of (module, example inputs, bytes that must move, floating-point operations).
 """
@@ -202,6 +202,119 @@ def bert(batch: int, length: int) -> Callable[[str], Work]:
     return build
 
 
+def _encoder_flops(
+    layers: int, tokens: int, batch: int, length: int, width: int, causal: bool = False
+) -> int:
+    """Operations of transformer layers of `width` with heads of 64 and a hidden layer four times as wide."""
+    seen = length // 2 if causal else length
+    return layers * (2 * tokens * 12 * width * width + 4 * batch * length * seen * width)
+
+
+def vit(batch: int) -> Callable[[str], Work]:
+    """ViT-B/16 of transformers on 224 x 224 images, the last hidden state."""
+
+    def build(device: str) -> Work:
+        from transformers import ViTConfig, ViTModel
+
+        class Encoder(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = ViTModel(ViTConfig(), add_pooling_layer=False)
+
+            def forward(self, pixels: Tensor) -> Tensor:
+                return self.model(pixels).last_hidden_state
+
+        with torch.device(device):
+            module = _materialise(Encoder(), device)
+            pixels = torch.randn(batch, 3, 224, 224, dtype=torch.bfloat16)
+        patches = 2 * batch * 196 * 768 * 768
+        return Work(module, (pixels,), 0, patches + _encoder_flops(12, batch * 197, batch, 197, 768))
+
+    return build
+
+
+def whisper_encoder(batch: int) -> Callable[[str], Work]:
+    """The encoder of Whisper small on 30 seconds of speech."""
+
+    def build(device: str) -> Work:
+        from transformers import WhisperConfig
+        from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+        config = WhisperConfig(
+            d_model=768, encoder_layers=12, encoder_attention_heads=12, encoder_ffn_dim=3072
+        )
+
+        class Encoder(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = WhisperEncoder(config)
+
+            def forward(self, features: Tensor) -> Tensor:
+                return self.model(features).last_hidden_state
+
+        with torch.device(device):
+            module = _materialise(Encoder(), device)
+            features = torch.randn(batch, 80, 3000, dtype=torch.bfloat16)
+        convolutions = 2 * batch * (3000 * 80 * 3 * 768 + 1500 * 768 * 3 * 768)
+        return Work(module, (features,), 0, convolutions + _encoder_flops(12, batch * 1500, batch, 1500, 768))
+
+    return build
+
+
+def gpt2_medium(batch: int, length: int) -> Callable[[str], Work]:
+    """GPT-2 medium on prompts without a cache, the logits of every token."""
+
+    def build(device: str) -> Work:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=24, n_head=16))
+
+            def forward(self, ids: Tensor) -> Tensor:
+                return self.model(ids, use_cache=False).logits
+
+        with torch.device(device):
+            module = _materialise(Model(), device)
+            ids = torch.ones(batch, length, dtype=torch.long)
+        tokens = batch * length
+        head = 2 * tokens * 1024 * 50257
+        return Work(module, (ids,), 0, head + _encoder_flops(24, tokens, batch, length, 1024, causal=True))
+
+    return build
+
+
+def qwen3_moe_block(tokens: int) -> Callable[[str], Work]:
+    """The mixture of experts of Qwen3-30B-A3B: 128 experts, 8 a token.
+
+    The bytes are those of the experts that random tokens are expected to reach, each read once.
+    """
+
+    def build(device: str) -> Work:
+        from transformers import Qwen3MoeConfig
+        from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+        width, hidden, experts, chosen = 2048, 768, 128, 8
+        config = Qwen3MoeConfig(
+            hidden_size=width,
+            moe_intermediate_size=hidden,
+            num_experts=experts,
+            num_experts_per_tok=chosen,
+            norm_topk_prob=True,
+        )
+        config._experts_implementation = "grouped_mm"
+        with torch.device(device):
+            module = _materialise(Qwen3MoeSparseMoeBlock(config), device)
+            x = torch.randn(1, tokens, width, dtype=torch.bfloat16)
+        reached = experts * (1 - (1 - chosen / experts) ** tokens)
+        nbytes = int(reached * 3 * width * hidden * 2) + 2 * (experts * width + 2 * tokens * width)
+        flops = 2 * tokens * (chosen * 3 * width * hidden + experts * width)
+        return Work(module, (x,), nbytes, flops)
+
+    return build
+
+
 CASES: dict[str, Callable[[str], Work]] = {
     "llama1b-decode-b1": decode(LLAMA_1B, 1, 1024),
     "llama1b-decode-b8": decode(LLAMA_1B, 8, 1024),
@@ -209,4 +322,11 @@ CASES: dict[str, Callable[[str], Work]] = {
     "llama8b-decode-b1": decode(LLAMA_8B, 1, 1024),
     "llama1b-prefill-2048": prefill(LLAMA_1B, 2048),
     "bert-base-8x512": bert(8, 512),
+    "vit-b16-b32": vit(32),
+    "whisper-small-encoder": whisper_encoder(1),
+    "gpt2-medium-8x512": gpt2_medium(8, 512),
+    "qwen3moe-block-t1": qwen3_moe_block(1),
+    "qwen3moe-block-t8": qwen3_moe_block(8),
+    "qwen3moe-block-t32": qwen3_moe_block(32),
+    "qwen3moe-block-t2048": qwen3_moe_block(2048),
 }
