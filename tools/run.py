@@ -217,8 +217,9 @@ def _show_kernels(plan: Plan, arguments: argparse.Namespace) -> None:
             fields,
             [[str(c.get(f)) for f in fields] for c in copies],
         )
-    memory = [[v.symbol, _bucket(v), v.arena_bytes, v.naive_bytes] for _, v in selected]
-    show("memory for temporaries, bytes", ("variant", "bucket", "arena", "without reuse"), memory)
+    memory = [[v.symbol, _bucket(v), v.arena_bytes, v.naive_bytes, v.zeroed_bytes] for _, v in selected]
+    fields = ("variant", "bucket", "arena", "without reuse", "kept zero")
+    show("memory for temporaries, bytes", fields, memory)
 
 
 def _check(program: Program, selected: list[tuple[str, Variant]], arguments: argparse.Namespace) -> bool:

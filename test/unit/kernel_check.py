@@ -75,6 +75,8 @@ def launch(kernel: KernelSource, inputs: Sequence[torch.Tensor], results: Sequen
     with interpreter.interpreting():
         function = load_function(kernel.source, f"{kernel.name}.py", kernel.name)
         interpreter.launch(function, kernel.grid, arguments | dict(kernel.constexprs), buffers)
+    for declared, tensor in zip(kernel.scratch, scratch):
+        assert not (declared.zeroed and tensor.any()), f"{kernel.name} leaves its zeroed scratch dirty"
 
 
 def check_kernels(

@@ -32,8 +32,9 @@ COUNT_SOURCE = (
 def {name}(x, total, out, N: tl.constexpr, B: tl.constexpr):
     i = tl.arange(0, B)
     s = tl.sum(tl.load(x + i, mask=i < N, other=0).to(tl.float32), 0)
-    tl.store(out, tl.load(total) + s)
-    tl.store(total, s)
+    tl.store(total, tl.load(total) + s)
+    tl.store(out, tl.load(total))
+    tl.store(total, 0.0)
 """
 )
 
@@ -57,7 +58,7 @@ def update_kernel(name: str, dtype: str, width: int, rows: int, block: int = 16)
 
 
 def sum_kernel(name: str, numel: int) -> KernelSource:
-    """out = sum(x), a scalar, using one zeroed scratch element."""
+    """out = sum(x), a scalar, using one zeroed scratch element, which is zero again afterwards."""
     return KernelSource(
         name, COUNT_SOURCE.replace("{name}", name),
         (Param("x", "arg", 0, "fp32"), Param("total", "scratch", 0, "fp32"), Param("out", "result", 0, "fp32")),

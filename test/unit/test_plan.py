@@ -8,7 +8,7 @@ import plan_samples as samples
 import pytest
 
 from topo_opt.codegen import dense
-from topo_opt.codegen.kernel_source import KernelSource, Param
+from topo_opt.codegen.kernel_source import KernelSource, Param, Scratch
 from topo_opt.codegen.memory_plan import Lifetime, place
 from topo_opt.codegen.plan import VariantRequest, _VariantPlanner
 from topo_opt.codegen.plan_graph import Argument, Node, PlanGraph, Result, is_contiguous
@@ -30,15 +30,15 @@ def only_variant(built):
     return variant
 
 
-def test_decode_updates_the_cache_in_place_and_reuses_memory():
+def test_decode_updates_the_cache_in_place():
     built = samples.build(samples.CACHE_IR, samples.CACHE_KERNELS)
     variant = only_variant(built)
-    assert step_names(variant) == ["k_add1", "k_update", "k_add", "zero", "view", "k_sum"]
+    assert step_names(variant) == ["k_add1", "k_update", "k_add", "view", "k_sum"]
     update = variant.steps[1]
     assert variant.buffers[update.writes[0]].name == "cache"
     assert [variant.buffers[b].name for b in variant.mutated_state] == ["cache"]
     assert built.copies == {"decode": []}
-    assert variant.arena_bytes < variant.naive_bytes
+    assert (variant.arena_bytes, variant.naive_bytes, variant.zeroed_bytes) == (256, 256, 256)
     assert {b.kind for b in variant.buffers if b.shape == (4, 8)} == {"buffer", "constant", "output"}
 
 
@@ -54,7 +54,7 @@ def test_plan_json_round_trips_and_is_deterministic():
 
 def test_other_schema_is_refused_with_both_numbers():
     value = samples.build(samples.CACHE_IR, samples.CACHE_KERNELS).plan.to_json()
-    with pytest.raises(UntrustedError, match="schema 99, this version reads schema 1"):
+    with pytest.raises(UntrustedError, match=f"schema 99, this version reads schema {rt.SCHEMA}"):
         from_json(value | {"schema": 99})
 
 
@@ -333,6 +333,46 @@ def test_plans_mean_what_the_program_means(seed):
         state, outputs = simulate(variant)
         assert outputs == expected[1]
         assert state == expected[0]
+
+
+def counting(name, scratch):
+    params = (
+        Param("i", "arg", 0, "fp32"),
+        *(Param(f"s{n}", "scratch", n, s.dtype) for n, s in enumerate(scratch)),
+    )
+    return replace(kernel(name, 1), params=(*params, Param("o", "result", 0, "fp32")), scratch=scratch, source=(
+        f'"""k"""\n\nimport triton\n\n\n@triton.jit\ndef {name}({", ".join(p.name for p in params)}, o):\n    pass\n'
+    ))  # fmt: skip
+
+
+def test_launches_share_the_zeroed_scratch_and_nothing_zeroes_it():
+    text = UPDATE.replace("RESULTS", OUTPUT).replace(
+        "BODY",
+        """
+      %a = call @f(%c, %x) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+      %b = call @f(%a, %x) : (tensor<4xf32>, tensor<4xf32>) -> tensor<4xf32>
+      return %b : tensor<4xf32>""",
+    )
+    scratch = (Scratch("i32", 100, True), Scratch("fp32", 7), Scratch("i32", 3, True))
+    variant = only_variant(samples.build(text, {"f": counting("f", scratch)}))
+    assert step_names(variant) == ["f", "f"]
+    zeroed = [b for b in variant.buffers if b.kind == "zeroed"]
+    assert [(b.offset, b.numel) for b in zeroed] == [(0, 100), (512, 3)] * 2
+    assert variant.zeroed_bytes == 768
+    assert all(0 < b.nbytes <= variant.arena_bytes for b in variant.buffers if b.kind == "temp")
+
+
+def test_only_kernels_may_have_zeroed_scratch():
+    value = samples.build(samples.CACHE_IR, samples.CACHE_KERNELS).plan.to_json()
+    variant = value["functions"]["decode"]["variants"][0]
+    at = next(i for i, b in enumerate(variant["buffers"]) if b["kind"] == "zeroed")
+    copy = {"step": "copy", "src": at, "dst": at}
+    with pytest.raises(UntrustedError, match="uses the zeroed scratch"):
+        from_json(value | {"functions": {"decode": value["functions"]["decode"] | {
+            "variants": [variant | {"steps": [*variant["steps"], copy]}]}}})  # fmt: skip
+    with pytest.raises(UntrustedError, match="after zeroed_bytes"):
+        from_json(value | {"functions": {"decode": value["functions"]["decode"] | {
+            "variants": [variant | {"zeroed_bytes": 0}]}}})  # fmt: skip
 
 
 def test_contiguity_ignores_unit_dims():

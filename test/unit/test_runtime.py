@@ -127,6 +127,23 @@ def test_a_failing_step_falls_back_before_state_changed_and_raises_after(program
         program.decode(torch.ones(1, 8), torch.tensor([0]))
 
 
+def test_a_kernel_that_fails_half_way_leaves_no_dirt_in_the_zeroed_scratch(program, monkeypatch):
+    real = interpreter.launch
+
+    def dirty(function, *rest):
+        real(function, *rest)
+        if function.__name__ == "k_sum":
+            program.memory.zeroed(0).fill_(1)
+            raise KernelError("it broke")
+
+    x, row = torch.ones(1, 8), torch.tensor([0])
+    _, total = program.decode(x, row)
+    with monkeypatch.context() as patch, pytest.raises(TopoError, match="it broke"):
+        patch.setattr(interpreter, "launch", dirty)
+        program.decode(x, row)
+    assert torch.equal(program.decode(x, row)[1], total)
+
+
 def test_an_access_outside_a_buffer_is_an_error_not_a_crash(folder):
     program = load(folder, "cpu", random_weights=0, strict=True)
     with pytest.raises(StrictError, match="kernel k_update: it stores 8 of 8 elements outside its buffers"):

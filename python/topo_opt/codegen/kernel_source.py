@@ -33,7 +33,10 @@ class Param:
 
 @dataclass(frozen=True)
 class Scratch:
-    """A temporary buffer that the plan provides for the time of one launch."""
+    """A temporary buffer that the plan provides for the time of one launch.
+
+    A `zeroed` one is zero when the kernel starts, and the kernel leaves it zero: all launches of a program share it.
+    """
 
     dtype: str
     """Triton element type."""

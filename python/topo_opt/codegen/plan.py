@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from topo_opt.codegen import dense
 from topo_opt.codegen.kernel_source import KernelSource, Param
-from topo_opt.codegen.memory_plan import Lifetime, place
+from topo_opt.codegen.memory_plan import Lifetime, align, place
 from topo_opt.codegen.plan_graph import Node, PlanGraph, contiguous_strides, read_plan_function
 from topo_opt.codegen.plan_inplace import AvoidedRewrite, share_storage
 from topo_opt.errors import CompilerCrash, InputError
@@ -154,6 +154,7 @@ class _VariantPlanner:
         self.of_value: dict[tuple[int, tuple[int, ...], int, tuple[int, ...]], int] = {}
         self.of_storage: dict[int, int] = {}
         self.launched: set[str] = set()
+        self.zeroed_bytes = 0
         self.outputs = self.output_storages()
 
     def plan(self) -> rt.Variant:
@@ -173,6 +174,7 @@ class _VariantPlanner:
             steps=tuple(self.steps),
             arena_bytes=arena,
             naive_bytes=naive,
+            zeroed_bytes=self.zeroed_bytes,
         )
 
     def output_storages(self) -> set[int]:
@@ -236,7 +238,7 @@ class _VariantPlanner:
         source = self.sources.get(node.kernel)
         if source is None:
             raise CompilerCrash(f"kernel @{node.kernel} of @{self.graph.symbol} has no generated source")
-        scratch = [self.scratch(s.dtype, s.numel, s.zeroed) for s in source.scratch]
+        scratch = self.scratch(source)
         table = {"arg": node.inputs, "result": node.outputs}
         given = []
         for p in source.params:
@@ -258,11 +260,17 @@ class _VariantPlanner:
         self.steps.append(rt.KernelStep(node.kernel, tuple(given), writes))
         self.launched.add(node.kernel)
 
-    def scratch(self, triton_dtype: str, numel: int, zeroed: bool) -> int:
-        buffer = self.new(rt.Buffer("temp", from_triton_name(triton_dtype).torch_name, (numel,), offset=0))
-        if zeroed:
-            self.steps.append(rt.ZeroStep(buffer))
-        return buffer
+    def scratch(self, source: KernelSource) -> list[int]:
+        """Buffers for the scratch of one launch. Every launch starts at the beginning of the zeroed memory."""
+        found, end = [], 0
+        for s in source.scratch:
+            buffer = rt.Buffer("temp", from_triton_name(s.dtype).torch_name, (s.numel,), offset=0)
+            if s.zeroed:
+                buffer = replace(buffer, kind="zeroed", offset=end)
+                end = align(end + buffer.nbytes)
+            found.append(self.new(buffer))
+        self.zeroed_bytes = max(self.zeroed_bytes, end)
+        return found
 
     def aten(self, node: Node) -> None:
         inputs = tuple(self.buffer(v) for v in node.inputs)

@@ -20,9 +20,14 @@ def _ingest(level: int, topology: str | None) -> list[str]:
     return ["topo-raise-named-ops", "topo-lower-torch", "topo-verify-structured"]
 
 
+# What models spell out and kernels want whole; not at -O0, where every op stays as it was written.
+_RECOGNISE = ("topo-raise-rotary",)
+
+
 def _schedule(level: int, topology: str | None) -> list[str]:
+    recognise = _RECOGNISE if level > 0 else ()
     # Inout is decided on whole kernels: which buffer dies where is known only after they are formed.
-    return [f"topo-form-kernels{{{_FUSE[level]}}}", "topo-mark-inout"]
+    return [*recognise, f"topo-form-kernels{{{_FUSE[level]}}}", "topo-mark-inout"]
 
 
 def _lower(level: int, topology: str | None) -> list[str]:

@@ -64,9 +64,9 @@ class CudaExecutor:
         self.device = memory.device
         with torch.cuda.device(self.device):
             self.done = torch.cuda.Event()
-        memory.arena(
-            max((v.arena_bytes for f in bundle.plan.functions.values() for v in f.variants), default=0)
-        )
+        variants = [v for f in bundle.plan.functions.values() for v in f.variants]
+        memory.arena(max((v.arena_bytes for v in variants), default=0))
+        memory.zeroed(max((v.zeroed_bytes for v in variants), default=0))
 
     def run(self, variant: Variant, leaves: list[Any]) -> list[Any]:
         with torch.no_grad(), torch.cuda.device(self.device):
@@ -86,7 +86,7 @@ class CudaExecutor:
             if ready.graph is not None:
                 ready.graph.replay()
             else:
-                bound.run_steps()
+                self._run_steps(bound)
             results = bound.copy_out(leaves)
             self.done.record(stream)
             return results
@@ -101,6 +101,13 @@ class CudaExecutor:
         """One execution without copying inputs and results, for benchmarks; the variant must have run before."""
         ready = self.variants[id(variant)]
         return ready.graph.replay if ready.graph is not None else ready.bound.run_steps
+
+    def _run_steps(self, bound: BoundVariant) -> None:
+        try:
+            bound.run_steps()
+        except StepFailed:
+            self.memory.clear_zeroed()
+            raise
 
     def _bind(self, variant: Variant) -> BoundVariant:
         self._load_functions({s.kernel for s in variant.steps if isinstance(s, KernelStep)})
@@ -140,6 +147,7 @@ class CudaExecutor:
                 bound.run_steps()
             side.synchronize()
         except StepFailed as error:
+            self.memory.clear_zeroed()
             raise StepFailed(error.message, mutated=False) from error
         except RuntimeError as error:
             raise StepFailed(f"the first run failed: {str(error).splitlines()[0]}", mutated=False) from error

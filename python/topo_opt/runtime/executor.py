@@ -13,7 +13,7 @@ from topo_opt.runtime.bundle import Bundle
 from topo_opt.runtime.kernel_module import load_function
 from topo_opt.runtime.memory import Memory
 from topo_opt.runtime.plan import Kernel, Variant
-from topo_opt.runtime.steps import BoundVariant, bind_variant
+from topo_opt.runtime.steps import BoundVariant, StepFailed, bind_variant
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,11 @@ class InterpretExecutor:
                 bound = bind_variant(variant, self.kernels, self.memory.bind(variant), self)
                 self.variants[id(variant)] = bound
             bound.copy_in(leaves)
-            bound.run_steps()
+            try:
+                bound.run_steps()
+            except StepFailed:
+                self.memory.clear_zeroed()
+                raise
             return bound.copy_out(leaves)
 
     def status(self, variant: Variant) -> VariantStatus:

@@ -1,7 +1,8 @@
 """Everything a program keeps between calls: weights, state, constants, and one arena for all variants.
 
 Weights are bound once and shared by all functions. State (the buffers that some function mutates) is shared too: prefill and
-decode write the same KV cache. The arena is as large as the largest variant needs; calls never overlap (one lock).
+decode write the same KV cache. The arena is as large as the largest variant needs, and so is the scratch that kernels find zero
+and leave zero; calls never overlap (one lock).
 """
 
 from __future__ import annotations
@@ -136,6 +137,7 @@ class Memory:
         self.random_names: list[str] = []
         self.tensors = {name: self._bind(name) for name in self.declared}
         self._arena = torch.empty(0, dtype=torch.uint8, device=device)
+        self._zeroed = torch.empty(0, dtype=torch.uint8, device=device)
 
     def initial(self, name: str) -> torch.Tensor:
         """The value of `name` as the model was saved, or as it was made up from the random seed."""
@@ -174,16 +176,30 @@ class Memory:
             )
         return self._arena
 
+    def zeroed(self, nbytes: int) -> torch.Tensor:
+        """The scratch that is zero between launches, at least `nbytes` long; as for `arena`, call for every variant first."""
+        if self._zeroed.numel() < nbytes:
+            self._zeroed = _allocate(
+                lambda: torch.zeros(nbytes, dtype=torch.uint8, device=self.device),
+                nbytes,
+                "the zeroed scratch",
+            )
+        return self._zeroed
+
+    def clear_zeroed(self) -> None:
+        """Makes the zeroed scratch zero again, for when a kernel did not come to its end."""
+        self._zeroed.zero_()
+
     def bind(self, variant: Variant) -> list[torch.Tensor]:
         """One tensor for every buffer of `variant`; views are bound by their steps."""
-        arena = self.arena(variant.arena_bytes)
-        return [self._tensor(b, arena) for b in variant.buffers]
+        regions = {"temp": self.arena(variant.arena_bytes), "zeroed": self.zeroed(variant.zeroed_bytes)}
+        return [self._tensor(b, regions) for b in variant.buffers]
 
-    def _tensor(self, b: Buffer, arena: torch.Tensor) -> torch.Tensor:
+    def _tensor(self, b: Buffer, regions: Mapping[str, torch.Tensor]) -> torch.Tensor:
         dtype = torch_dtype(b.dtype)
-        if b.kind == "temp" and b.numel:
+        if b.kind in regions and b.numel:
             start = b.offset or 0
-            return arena[start : start + b.nbytes].view(dtype).view(b.shape)
+            return regions[b.kind][start : start + b.nbytes].view(dtype).view(b.shape)
         if b.name is not None and b.kind in NAMED:
             return self.tensors[b.name]
         if b.kind == "constant":

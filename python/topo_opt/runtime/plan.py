@@ -14,7 +14,7 @@ from topo_opt.runtime import strict_json
 from topo_opt.runtime.dtypes import BY_TORCH
 from topo_opt.runtime.strict_json import Json
 
-SCHEMA = 1
+SCHEMA = 2
 ALIGNMENT = 256
 """Bytes: every arena offset is a multiple, so that wide loads and tensor descriptors always work."""
 MAX_ELEMENTS = 1 << 46
@@ -74,10 +74,11 @@ class Buffer:
     """Memory with a type. `shape` in elements, always contiguous except for a "view".
 
     `name` is the fully qualified name of a param, buffer (state) or lifted constant. `data` names an entry of
-    constants.safetensors, `splat` a constant of one repeated value; `offset` places a temp, in bytes of the arena.
+    constants.safetensors, `splat` a constant of one repeated value; `offset` places a temp, in bytes of the arena, and a
+    "zeroed" scratch, in bytes of the memory that every kernel finds zero and leaves zero.
     """
 
-    kind: Literal["input", "param", "buffer", "constant", "temp", "output", "view"]
+    kind: Literal["input", "param", "buffer", "constant", "temp", "zeroed", "output", "view"]
     dtype: str
     shape: tuple[int, ...]
     name: str | None = None
@@ -129,14 +130,6 @@ class CopyStep:
 
 
 @dataclass(frozen=True)
-class ZeroStep:
-    """All bytes of `buffer` become zero."""
-
-    tag: ClassVar[str] = "zero"
-    buffer: int
-
-
-@dataclass(frozen=True)
 class ViewStep:
     """`out` is elements of `base`: offset and strides in elements of base. Costs nothing, done once on load."""
 
@@ -147,7 +140,7 @@ class ViewStep:
     strides: tuple[int, ...]
 
 
-Step = KernelStep | AtenStep | CopyStep | ZeroStep | ViewStep
+Step = KernelStep | AtenStep | CopyStep | ViewStep
 
 
 @dataclass(frozen=True)
@@ -189,6 +182,8 @@ class Variant:
     """Peak of the memory plan."""
     naive_bytes: int
     """Sum over all temps: what the arena would be without reuse."""
+    zeroed_bytes: int = 0
+    """The largest zeroed scratch of one launch; all launches of a program share it, one after the other."""
 
     @property
     def mutated_state(self) -> tuple[int, ...]:
@@ -237,8 +232,6 @@ def written(step: Step) -> tuple[int, ...]:
             return step.outputs
         case CopyStep():
             return (step.dst,)
-        case ZeroStep():
-            return (step.buffer,)
     return ()
 
 

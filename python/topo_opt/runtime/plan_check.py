@@ -110,7 +110,9 @@ class _VariantCheck:
 
     def run(self) -> None:
         v = self.v
-        _require(0 <= v.arena_bytes < 1 << 48, f"{self.where}.arena_bytes {v.arena_bytes} is out of range")
+        for field in ("arena_bytes", "zeroed_bytes"):
+            size = getattr(v, field)
+            _require(0 <= size < 1 << 48, f"{self.where}.{field} {size} is out of range")
         for i, b in enumerate(v.buffers):
             self.check_buffer(f"{self.where}.buffers[{i}]", b)
         self.views = {i for i, b in enumerate(v.buffers) if b.kind == "view"}
@@ -131,14 +133,15 @@ class _VariantCheck:
             all(0 <= s <= MAX_ELEMENTS for s in b.shape), f"{where}.shape {list(b.shape)} is out of range"
         )
         _require(len(b.shape) <= 64 and b.numel <= MAX_ELEMENTS, f"{where} has too many elements")
-        if b.kind == "temp":
+        if b.kind in ("temp", "zeroed"):
             offset = -1 if b.offset is None else b.offset
             _require(
                 offset >= 0 and offset % ALIGNMENT == 0, f"{where}.offset {b.offset} is not a multiple of 256"
             )
-            _require(offset + b.nbytes <= self.v.arena_bytes, f"{where} ends after the arena")
+            end, field = offset + b.nbytes, "arena_bytes" if b.kind == "temp" else "zeroed_bytes"
+            _require(end <= getattr(self.v, field), f"{where} ends at {end}, after {field}")
         else:
-            _require(b.offset is None, f"{where}: only a temp has an offset")
+            _require(b.offset is None, f"{where}: only a temp or a zeroed scratch has an offset")
         if b.kind in ("param", "buffer"):
             _require(bool(b.name), f"{where}: a {b.kind} needs a name")
         if b.kind == "constant":
@@ -162,6 +165,10 @@ class _VariantCheck:
         for i in written(step):
             b = self.usable(where, i)
             _require(self.root(i).kind not in ("param", "constant"), f"{where} writes {b.kind} {b.name or i}")
+        if not isinstance(step, KernelStep):
+            # Only a kernel keeps the promise to leave it zero.
+            zeroed = [i for i in (*read(step), *written(step)) if self.root(i).kind == "zeroed"]
+            _require(not zeroed, f"{where} uses the zeroed scratch {zeroed}")
         if isinstance(step, KernelStep):
             kernel = self.kernels.get(step.kernel)
             if kernel is None:
@@ -214,13 +221,11 @@ class _VariantCheck:
             last = step.offset + sum((n - 1) * s for n, s in zip(out.shape, step.strides))
             _require(last < base.numel, f"{where} reaches element {last} of {base.numel}")
         self.bound.add(step.out)
+        self.base[step.out] = step.base
 
     def root(self, index: int) -> Buffer:
-        bases = (
-            {s.out: s.base for s in self.v.steps if isinstance(s, ViewStep)} if index in self.views else {}
-        )
-        while index in bases:
-            index = bases[index]
+        while index in self.base:
+            index = self.base[index]
         return self.v.buffers[index]
 
     def check_input(self, where: str, leaf: InputLeaf) -> None:

@@ -19,7 +19,6 @@ from topo_opt.runtime.plan import (
     OutputLeaf,
     Variant,
     ViewStep,
-    ZeroStep,
 )
 
 
@@ -131,11 +130,6 @@ def bind_variant(
             case CopyStep():
                 bound = BoundStep("copy", str(step.dst), _copier(tensors[step.dst], tensors[step.src]))
                 changed = (step.dst,)
-            case ZeroStep():
-                bound, changed = (
-                    BoundStep("zero", str(step.buffer), tensors[step.buffer].zero_),
-                    (step.buffer,),
-                )
         if first is None and any(base.get(b, b) in state for b in changed):
             first = len(steps)
         steps.append(bound)

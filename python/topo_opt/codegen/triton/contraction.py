@@ -8,11 +8,14 @@ from functools import cached_property
 from math import prod
 
 from topo_opt.errors import UnsupportedError
+from topo_opt.structured.access import domain_indices
 from topo_opt.structured.graph import Graph, Node
-from topo_opt.structured.index import Expr, delinearize
+from topo_opt.structured.index import ZERO, Expr, delinearize, linearize
 
 VECTOR_ROWS = 4
 """Products of up to so many rows stream their weights instead of using tensor cores."""
+SMALL_ROWS = 64
+"""Products of up to so many rows are bound by reading their weights: beyond `VECTOR_ROWS` they take the skinny form."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,13 @@ class Contraction:
 
     def result_indices(self, batch: Expr, m: Expr, n: Expr) -> list[Expr]:
         """Indices of the op's result at row-major positions in batch, m and n."""
-        return self.node.output_map(0).apply(self.loop(batch, m, n, Expr(())))
+        return self.node.output_map(0).apply(self.loop(batch, m, n, ZERO))
+
+    def position(self, indices: Sequence[Expr]) -> tuple[Expr, Expr, Expr]:
+        """Row-major positions in batch, m and n at which the op's result has the given indices."""
+        loop = domain_indices(self.node, 0, indices)
+        batch, m, n = (linearize([loop[d] for d in g], self.sizes(g)) for g in (self.batch, self.m, self.n))
+        return batch, m, n
 
 
 def analyse(graph: Graph, node: Node) -> Contraction:
@@ -74,9 +83,19 @@ def analyse(graph: Graph, node: Node) -> Contraction:
     return Contraction(node, batch, n, m, k, swapped=True) if columns < rows and columns <= 16 else found
 
 
-def find(graph: Graph) -> Contraction:
-    """The contraction of a gemm kernel."""
-    for node in graph.nodes:
-        if node.name == "linalg.contract":
-            return analyse(graph, node)
-    raise UnsupportedError("a gemm kernel without linalg.contract")
+def find_all(graph: Graph) -> tuple[Contraction, ...]:
+    """The contractions of a gemm kernel, in order.
+
+    Raises:
+        UnsupportedError: there is none, or they differ in batch, m, n or k.
+    """
+    found = tuple(analyse(graph, node) for node in graph.nodes if node.name == "linalg.contract")
+    if not found:
+        raise UnsupportedError("a gemm kernel without linalg.contract")
+    different = next((c for c in found if c.counts != found[0].counts), None)
+    if different is not None:
+        raise UnsupportedError(
+            f"contractions of {different.counts} and {found[0].counts} (batch, m, n, k) in one gemm kernel",
+            hint="contractions of one kernel have equal batch, m, n and k",
+        )
+    return found
