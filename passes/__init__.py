@@ -11,6 +11,7 @@ from topo_opt.passes.base import Pass
 PASSES = {
     "topo-raise-named-ops": "topo_opt.passes.ingest.raise_named_ops:RaiseNamedOps",
     "topo-lower-torch": "topo_opt.passes.ingest.lower_torch:LowerTorch",
+    "topo-raise-rotary": "topo_opt.passes.ingest.raise_rotary:RaiseRotary",
     "topo-verify-structured": "topo_opt.passes.ingest.verify_structured:VerifyStructured",
     "topo-form-kernels": "topo_opt.passes.schedule.form_kernels:FormKernels",
     "topo-mark-inout": "topo_opt.passes.schedule.mark_inout:MarkInout",

@@ -8,7 +8,13 @@ from math import prod
 
 from topo_opt.passes.schedule.roles import Role, Roles, kind_of
 from topo_opt.sim import Alignment, Kind
-from topo_opt.structured.access import VIEWS, domain_indices, is_empty_reduction, rotation_partner, view_sources
+from topo_opt.structured.access import (
+    VIEWS,
+    domain_indices,
+    is_empty_reduction,
+    rotation_partner,
+    view_sources,
+)
 from topo_opt.structured.graph import Graph, Node
 from topo_opt.structured.index import ZERO, Expr, delinearize, linearize, symbol
 
