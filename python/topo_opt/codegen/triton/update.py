@@ -50,7 +50,7 @@ def lower(kernel: Kernel) -> KernelSource:
     graph, writer = kernel.graph, Writer(indent=1)
     anchor, shape = written(kernel)
     count, tile = prod(shape), kernel.attributes["tile"]
-    used = {v for node in graph.nodes for v in node.operands} - set(_destination(anchor))
+    used = {v for node in graph.nodes for v in node.operands} - set(destination(anchor))
     pointers, params = kernel.pointer_params(used)
     x_mask = "x_mask" if count % tile["x"] else None
     emitter = Emitter(graph, writer, {"x": Axis("x", count, "x", x_mask)}, pointers, fast=kernel.fast)
@@ -59,7 +59,7 @@ def lower(kernel: Kernel) -> KernelSource:
     if x_mask:
         writer.line(f"x_mask = x < {count}")
     x = symbol("x", count)
-    write = _WRITES[anchor.name](emitter, anchor, delinearize(x, shape))
+    write = WRITES[anchor.name](emitter, anchor, delinearize(x, shape))
     for position, value in enumerate(graph.returns):
         if value == anchor.results[0]:
             _store(emitter, f"out{position}", anchor, write)
@@ -80,7 +80,8 @@ def lower(kernel: Kernel) -> KernelSource:
     )
 
 
-def _destination(anchor: Node) -> list[int]:
+def destination(anchor: Node) -> list[int]:
+    """The value that an updating op rewrites."""
     return [anchor.operands[0 if anchor.name == "topo.index_update" else 2]]
 
 
@@ -167,7 +168,8 @@ def _combination(emitter: Emitter, node: Node) -> tuple[str | None, ir.Value | N
     return atomic, terms[0]
 
 
-_WRITES: dict[str, Callable[[Emitter, Node, list[Expr]], Write]] = {
+# Updating op -> where and what it writes, for the element of its source at the given indices.
+WRITES: dict[str, Callable[[Emitter, Node, list[Expr]], Write]] = {
     "topo.index_update": _index_update,
     "tm_tensor.scatter": _scatter,
 }
