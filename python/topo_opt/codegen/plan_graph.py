@@ -120,21 +120,22 @@ def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-def read_plan_function(func: Any, symbols: Mapping[str, Any]) -> PlanGraph:
+def read_plan_function(func: Any, symbols: Mapping[str, Any], *, kinds: bool = True) -> PlanGraph:
     """The plan function `func` (op view of a `func.func`) as a graph.
 
     Args:
         symbols: every other function of the module by name: kernels and private `@aten.*` declarations.
+        kinds: whether every argument must have a `topo.kind`; False takes those without one for inputs.
 
     Raises:
         UnsupportedError: an op that may not stand in a plan function, or an argument without `topo.kind`.
     """
-    return _Reader(func, symbols).read()
+    return _Reader(func, symbols, kinds).read()
 
 
 class _Reader:
-    def __init__(self, func: Any, symbols: Mapping[str, Any]):
-        self.func, self.symbols = func, symbols
+    def __init__(self, func: Any, symbols: Mapping[str, Any], kinds: bool):
+        self.func, self.symbols, self.kinds = func, symbols, kinds
         self.graph = PlanGraph(symbol=func.attributes["sym_name"].value)
         self.numbers: dict[Any, int] = {}
         self.types: dict[Any, tuple[str, tuple[int, ...]]] = {}
@@ -143,11 +144,11 @@ class _Reader:
         block = self.func.regions[0].blocks[0]
         arg_attrs = _attr_dicts(self.func, "arg_attrs", len(block.arguments))
         for i, (argument, attrs) in enumerate(zip(block.arguments, arg_attrs)):
-            if "topo.kind" not in attrs:
+            if self.kinds and "topo.kind" not in attrs:
                 raise UnsupportedError(f"argument {i} of @{self.graph.symbol} has no topo.kind attribute")
             value = self.define(argument, attrs.get("topo.dtype"))
             self.graph.arguments.append(
-                Argument(attrs["topo.kind"], attrs.get("topo.name", str(i)), value.index)
+                Argument(attrs.get("topo.kind", "input"), attrs.get("topo.name", str(i)), value.index)
             )
         for op in block.operations:
             handler = _HANDLERS.get(op.operation.name)

@@ -32,7 +32,10 @@ def _schedule(level: int, topology: str | None) -> list[str]:
 
 def _lower(level: int, topology: str | None) -> list[str]:
     options = f"{{topology={quote(topology)}}}" if topology else ""
-    return [f"topo-choose-tiles{options}"]
+    passes = [f"topo-choose-tiles{options}"]
+    if level > 0:
+        passes.append(f"topo-mark-dependent-launch{options}")
+    return passes
 
 
 _BUILDERS = {"ingest": _ingest, "schedule": _schedule, "lower": _lower}

@@ -3,7 +3,7 @@
 #map2 = affine_map<(d0) -> (d0)>
 #map3 = affine_map<(d0, d1, d2) -> (d2)>
 module {
-  func.func @main(%arg0: tensor<1x128x2048xbf16>, %arg1: tensor<2048xbf16>) -> (tensor<1x128x2048xbf16>) {
+  func.func @main(%arg0: tensor<1x128x2048xbf16>, %arg1: tensor<2048xbf16> {topo.kind = "param", topo.name = "weight"}) -> (tensor<1x128x2048xbf16>) {
     %cst = arith.constant 9.99999974E-6 : f32
     %c2_i64 = arith.constant 2 : i64
     %cst_0 = arith.constant 0.000000e+00 : f32

@@ -302,17 +302,16 @@ class _Attention(AttentionSpace):
         params = tuple(p for p in self.params if re.search(rf"\b{p.name}\b", text))
         scratch = self.split.scratch(programs) if self.splits > 1 else ()
         params += tuple(Param(n, "scratch", i, s.dtype) for i, (n, s) in enumerate(zip(Split.NAMES, scratch)))
-        signature = ", ".join([p.name for p in params] + [f"{b}: tl.constexpr" for b in blocks])
-        body = f"@triton.jit\ndef {kernel.name}({signature}):\n{text}"
         return KernelSource(
             name=kernel.name,
-            source=kernel.file(body),
+            source=kernel.define(params, blocks, self.writer.lines),
             params=params,
             grid=(programs, self.splits, 1),
             num_warps=tile["warps"],
             num_stages=tile["stages"],
             constexprs=blocks,
             scratch=scratch,
+            pdl=kernel.pdl,
             family="attention",
         )
 

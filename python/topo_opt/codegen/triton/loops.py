@@ -99,16 +99,15 @@ class _Loops:
         else:
             self._lower_looped()
         blocks = {"XBLOCK": space.x_block} | ({"RBLOCK": space.r_block} if space.col_count > 1 else {})
-        signature = ", ".join([p.name for p in params] + [f"{b}: tl.constexpr" for b in blocks])
-        body = f"@triton.jit\ndef {kernel.name}({signature}):\n{self.writer.text()}"
         return KernelSource(
             name=kernel.name,
-            source=kernel.file(body),
+            source=kernel.define(params, blocks, self.writer.lines),
             params=tuple(params),
             grid=(-(-space.row_count // space.x_block), 1, 1),
             num_warps=kernel.attributes["tile"]["warps"],
             num_stages=kernel.attributes["tile"].get("stages", 1 if space.persistent else 3),
             constexprs=blocks,
+            pdl=kernel.pdl,
             family="loops",
         )
 

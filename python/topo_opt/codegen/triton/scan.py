@@ -97,15 +97,15 @@ def lower(kernel: Kernel) -> KernelSource:
         if value == node.results[1]:
             emitter.seeds[(value, tuple(rows))] = Value("carry", element, frozenset("x"))
             emitter.store(f"out{position}", value, rows, ["x"], "(XBLOCK, 1)")
-    signature = ", ".join([p.name for p in params] + ["XBLOCK: tl.constexpr", "RBLOCK: tl.constexpr"])
-    body = f"@triton.jit\ndef {kernel.name}({signature}):\n{writer.text()}"
+    blocks = {"XBLOCK": tile["x"], "RBLOCK": tile["r"]}
     return KernelSource(
         name=kernel.name,
-        source=kernel.file(body),
+        source=kernel.define(params, blocks, writer.lines),
         params=tuple(params),
         grid=(-(-count // tile["x"]), 1, 1),
         num_warps=tile["warps"],
-        constexprs={"XBLOCK": tile["x"], "RBLOCK": tile["r"]},
+        constexprs=blocks,
+        pdl=kernel.pdl,
         family="scan",
     )
 

@@ -67,15 +67,15 @@ def lower(kernel: Kernel) -> KernelSource:
             emitter.store(
                 f"out{position}", value, delinearize(x, graph.values[value].shape or ()), ["x"], "(XBLOCK, 1)"
             )
-    signature = ", ".join([p.name for p in params] + ["XBLOCK: tl.constexpr"])
-    body = f"@triton.jit\ndef {kernel.name}({signature}):\n{writer.text()}"
+    blocks = {"XBLOCK": tile["x"]}
     return KernelSource(
         name=kernel.name,
-        source=kernel.file(body),
+        source=kernel.define(params, blocks, writer.lines),
         params=tuple(params),
         grid=(max(-(-count // tile["x"]), 1), 1, 1),
         num_warps=tile["warps"],
-        constexprs={"XBLOCK": tile["x"]},
+        constexprs=blocks,
+        pdl=kernel.pdl,
         family="update",
     )
 

@@ -1,0 +1,106 @@
+"""Programmatic dependent launch: what a kernel may do before the kernel in front of it has finished.
+
+A kernel that is launched dependently starts while the one before it still runs. Its source lets the next one start in turn,
+may load arguments that nothing writes (`immutable`), waits, and only then touches anything else:
+
+    x = ...; w = tl.load(in1 + x); a = tl.load(in0 + x)
+        -->  gdc_launch_dependents(); x = ...; w = tl.load(in1 + x); gdc_wait(); a = tl.load(in0 + x)
+
+`arrange` proves on the source which statements may stand before the wait: assignments of a name that is assigned once, made of
+index arithmetic and of loads from immutable parameters alone. It moves the ones that such a load needs, and no others.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+TRIGGER = "gdc_launch_dependents()"
+WAIT = "gdc_wait()"
+IMPORT = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait"
+# Functions of `tl` whose result depends on their arguments and the program alone.
+_PURE = frozenset({
+    "arange", "broadcast_to", "cdiv", "expand_dims", "full", "maximum", "minimum", "num_programs", "program_id", "reshape",
+    "where", "zeros",
+})  # fmt: skip
+_PURE_METHODS = frozenset({"to", "reshape"})
+
+
+@dataclass(frozen=True)
+class _Statement:
+    """One statement of the function's own block: its lines, the names it reads, and the name it makes when it may move."""
+
+    lines: tuple[str, ...]
+    reads: frozenset[str]
+    makes: str | None
+    loads: bool
+
+
+def arrange(lines: Sequence[str], immutable: Collection[str], free: Collection[str]) -> list[str]:
+    """The body of a kernel as it is launched dependently.
+
+    Args:
+        lines: the body, indented once.
+        immutable: names of pointers and descriptors to memory that no kernel writes.
+        free: other names that are known from the start, the tile sizes.
+    """
+    statements = _statements(lines)
+    early = _before_wait(statements, frozenset(immutable), frozenset(free))
+    before = [line for i, s in enumerate(statements) if i in early for line in s.lines]
+    after = [line for i, s in enumerate(statements) if i not in early for line in s.lines]
+    return [f"    {TRIGGER}", *before, f"    {WAIT}", *after]
+
+
+def _statements(lines: Sequence[str]) -> list[_Statement]:
+    tree = ast.parse("\n".join(["def body():", *lines]))
+    function = tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    stored = Counter(
+        n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    )
+    found = []
+    for node in function.body:
+        text = tuple(lines[node.lineno - 2 : (node.end_lineno or node.lineno) - 1])
+        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        makes, loads = None, False
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            calls = [_callee(n) for n in ast.walk(node.value) if isinstance(n, ast.Call)]
+            if stored[node.targets[0].id] == 1 and None not in calls:
+                makes, loads = node.targets[0].id, "load" in calls
+        found.append(_Statement(text, frozenset(names), makes, loads))
+    return found
+
+
+def _callee(call: ast.Call) -> str | None:
+    """ "load" for a load, "" for a function without memory, None for any other."""
+    function = call.func
+    if not isinstance(function, ast.Attribute):
+        return None
+    if function.attr == "load":
+        return "load"
+    if isinstance(function.value, ast.Name) and function.value.id == "tl":
+        return "" if function.attr in _PURE else None
+    return "" if function.attr in _PURE_METHODS else None
+
+
+def _before_wait(
+    statements: Sequence[_Statement], immutable: frozenset[str], free: frozenset[str]
+) -> set[int]:
+    """Numbers of the statements to move: loads of immutable memory and what their addresses are made of."""
+    # A name of memory that may be written is never known before the wait, nor is anything made from it.
+    known = {"tl", "float", "int", "True", "False", *immutable, *free}
+    maker: dict[str, int] = {}
+    for i, s in enumerate(statements):
+        if s.makes is not None and s.reads <= known:
+            known.add(s.makes)
+            maker[s.makes] = i
+    early: set[int] = set()
+    stack = [i for i in maker.values() if statements[i].loads]
+    while stack:
+        i = stack.pop()
+        if i not in early:
+            early.add(i)
+            stack.extend(maker[name] for name in statements[i].reads if name in maker)
+    return early
