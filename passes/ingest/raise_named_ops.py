@@ -23,6 +23,8 @@ class RaiseNamedOps(Pass):
     | `torch.topo.contract(a, b, "mk,nk->mn", dtype)` | `linalg.contract` into a `linalg.fill` of zero |
     | `torch.topo.attention(q, k, v, mask, scale, causal)` | `topo.attention` |
     | `torch.topo.index_update(dest, source, index, dim)` | `topo.index_update` |
+    | `torch.topo.top_k(x, k, largest)` | `topo.top_k` |
+    | `torch.topo.grouped_product(x, weights, group)` | `topo.grouped_product` |
     | `torch.topo.aten_N_M(op, template, reason, dtypes, ...)` | `func.call` of a private declaration `@aten.N` |
 
     It runs before torch-mlir's own lowering, which refuses `torch.operator`. Equal ATen calls share one declaration,
@@ -84,7 +86,7 @@ class _Raiser:
         attributes = {
             "scale": ir.FloatAttr.get(ir.F64Type.get(), _constant(scale).value),
             "causal": ir.BoolAttr.get(bool(_constant(causal).value)),
-            "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1, 1, len(masks)]),
+            "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1, 1, len(masks), 0]),
         }
         return list(
             _create("topo.attention", types, [_tensor(q), _tensor(k), _tensor(v), *masks], attributes).results
@@ -95,6 +97,19 @@ class _Raiser:
         attributes = {"dim": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), _constant(dim).value)}
         operands = [_tensor(dest), _tensor(source), _tensor(index)]
         return list(_create("topo.index_update", types, operands, attributes).results)
+
+    def _top_k(self, op: ir.Operation, types: list[ir.Type]) -> list[ir.Value]:
+        x, k, largest = op.operands
+        attributes = {
+            "k": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), _constant(k).value),
+            "largest": ir.BoolAttr.get(bool(_constant(largest).value)),
+        }
+        return list(_create("topo.top_k", types, [_tensor(x)], attributes).results)
+
+    def _grouped_product(self, op: ir.Operation, types: list[ir.Type]) -> list[ir.Value]:
+        attributes = {"operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1, 1, 0, 0])}
+        operands = [_tensor(operand) for operand in op.operands]
+        return list(_create("topo.grouped_product", types, operands, attributes).results)
 
     def _aten_call(self, op: ir.Operation, types: list[ir.Type]) -> list[ir.Value]:
         name, template, reason, dtypes = (_text(op, i) for i in range(4))
@@ -125,6 +140,8 @@ _RULES: dict[str, Callable[[_Raiser, ir.Operation, list[ir.Type]], list[ir.Value
     "contract": _Raiser._contract,
     "attention": _Raiser._attention,
     "index_update": _Raiser._index_update,
+    "top_k": _Raiser._top_k,
+    "grouped_product": _Raiser._grouped_product,
 }
 
 

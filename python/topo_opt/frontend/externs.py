@@ -11,6 +11,7 @@ from topo_opt.frontend.attention import can_attend
 from topo_opt.frontend.contractions import CONTRACTIONS, can_contract
 from topo_opt.frontend.rewrites_quantized import QUANTIZED
 from topo_opt.frontend.rewrites_search import MOST_BOUNDARIES
+from topo_opt.frontend.top_k import fits_top_k
 
 aten = torch.ops.aten
 
@@ -52,6 +53,7 @@ _OURS = ("aten", "prims")
 _LOWERED: dict[Any, tuple[Callable[[fx.Node], bool], ...]] = {
     aten.bucketize.Tensor: (lambda node: node.args[1].meta["val"].numel() <= MOST_BOUNDARIES,),
     aten.bucketize.Scalar: (lambda node: node.args[1].meta["val"].numel() <= MOST_BOUNDARIES,),
+    aten.topk.default: (fits_top_k,),
     aten.rrelu_with_noise_functional.default: (lambda node: not _argument(node, 4, "training", False),),
 }
 

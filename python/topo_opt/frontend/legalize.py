@@ -13,6 +13,7 @@ from topo_opt.errors import Remark
 from topo_opt.frontend.aten_export import call_template, source_line
 from topo_opt.frontend.attention import attention
 from topo_opt.frontend.contractions import CONTRACTIONS
+from topo_opt.frontend.experts import find as find_experts
 from topo_opt.frontend.externs import known_reason, schema_name
 from topo_opt.frontend.fx_graph import FxProgram
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
@@ -29,6 +30,7 @@ from topo_opt.frontend.precision import adapt_arguments, adapts, narrow_results
 from topo_opt.frontend.rewrites import REWRITES
 from topo_opt.frontend.rewrites_quantized import QUANTIZED
 from topo_opt.frontend.signature import dtype_name
+from topo_opt.frontend.top_k import top_k
 from topo_opt.frontend.topo_ops import aten_call
 
 aten = torch.ops.aten
@@ -47,6 +49,7 @@ _RULES = {
     **CONTRACTIONS,
     aten.scaled_dot_product_attention.default: attention,
     aten.index_copy.default: index_copy,
+    aten.topk.default: top_k,
 }
 
 
@@ -59,12 +62,18 @@ def legalize(program: FxProgram, extern: Mapping[str, str]) -> LegalGraph:
     b = GraphBuilder(program.mode)
     env: dict[fx.Node, Argument] = {}
     remarks = []
+    experts = find_experts(program.graph, extern)
     for node in program.graph.nodes:
         if node.op == "placeholder":
             env[node] = b.placeholder(node.name, node.meta["val"])
         elif node.op == "output":
             values = [env[v] for v in node.args[0] if isinstance(v, fx.Node)]
             b.graph.output(tuple(values))
+        elif node in experts.dropped:
+            continue
+        elif node in experts.rules:
+            with b.at(node):
+                env[node] = experts.rules[node](b, node, env)
         elif node.target is operator.getitem:
             env[node] = env[node.args[0]][node.args[1]]
         elif reason := extern.get(node.name) or known_reason(node):

@@ -14,11 +14,15 @@ _LIBRARY.define("demote(Tensor x, ScalarType dtype) -> Tensor")
 _LIBRARY.define("contract(Tensor a, Tensor b, str equation, ScalarType dtype) -> Tensor")
 _LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal) -> Tensor")
 _LIBRARY.define("index_update(Tensor dest, Tensor source, Tensor index, int dim) -> Tensor")
+_LIBRARY.define("top_k(Tensor x, int k, bool largest) -> (Tensor, Tensor)")
+_LIBRARY.define("grouped_product(Tensor x, Tensor weights, Tensor group) -> Tensor")
 
 DEMOTE: OpOverload = torch.ops.topo.demote.default
 CONTRACT: OpOverload = torch.ops.topo.contract.default
 ATTENTION: OpOverload = torch.ops.topo.attention.default
 INDEX_UPDATE: OpOverload = torch.ops.topo.index_update.default
+TOP_K: OpOverload = torch.ops.topo.top_k.default
+GROUPED_PRODUCT: OpOverload = torch.ops.topo.grouped_product.default
 
 
 @cache

@@ -12,7 +12,14 @@ from torch import Tensor
 from torch_mlir import ir
 
 from topo_opt.errors import InputError
-from topo_opt.reference import calls, loop_nest, tm_tensor, topo_ops, views  # noqa: F401  each fills EVALUATORS
+from topo_opt.reference import (  # each fills EVALUATORS
+    calls,  # noqa: F401
+    expert_ops,  # noqa: F401
+    loop_nest,  # noqa: F401
+    tm_tensor,  # noqa: F401
+    topo_ops,  # noqa: F401
+    views,  # noqa: F401
+)
 from topo_opt.reference.binding import (
     argument_attributes,
     bind_inputs,
