@@ -221,7 +221,7 @@ def domain_indices(
 def forward_indices(graph: Graph, anchor: int, indices: Sequence[Expr]) -> dict[int, list[Expr]]:
     """Indices of every value that is one-to-one with `anchor`, when the anchor is at `indices`.
 
-    Follows reshapes, `topo.demote` and loop nests whose map for the operand is a permutation: the values an epilogue of
+    Follows reshapes, slices that hold all of the indices, `topo.demote` and loop nests whose map for the operand is a permutation: the values an epilogue of
     the anchor computes element by element.
     """
     known: dict[int, list[Expr]] = {anchor: list(indices)}
@@ -237,6 +237,22 @@ def forward_indices(graph: Graph, anchor: int, indices: Sequence[Expr]) -> dict[
     return known
 
 
+def _forward_slice(graph: Graph, node: Node, indices: list[Expr]) -> list[list[Expr]] | None:
+    """Indices in a slice, when the ranges show that all of them are inside."""
+    offsets, sizes, strides = slice_parameters(node)
+    inside = all(
+        Condition(i, offset, offset + (size - 1) * stride + 1, stride).decided()
+        for i, offset, size, stride in zip(indices, offsets, sizes, strides)
+    )
+    kept = _kept_dims(sizes, graph.values[node.results[0]].shape or ())
+    moved = [
+        (i - offset) // stride
+        for i, axis, offset, stride in zip(indices, kept, offsets, strides)
+        if axis is not None
+    ]
+    return [moved] if inside else None
+
+
 def _forward(graph: Graph, node: Node, position: int, indices: list[Expr]) -> list[list[Expr]] | None:
     source = graph.values[node.operands[position]].shape or ()
     if node.name in RESHAPES:
@@ -244,6 +260,8 @@ def _forward(graph: Graph, node: Node, position: int, indices: list[Expr]) -> li
         return [delinearize(linearize(indices, source), shape)]
     if node.name in ("topo.demote", "tensor.cast"):
         return [indices]
+    if node.name == "tensor.extract_slice":
+        return _forward_slice(graph, node, indices)
     if node.name != "linalg.generic" or node.has_reduction or position >= len(node.maps):
         return None
     index_map = node.maps[position]

@@ -1,0 +1,225 @@
+"""Gemm kernels of few rows in every form: generated Triton, interpreted, against the reference executor in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gemm_samples import Function, Named
+from kernel_check import Checked, check_kernels, random_tensor
+from torch_mlir import ir
+
+from topo_opt import dialects
+
+WIDEN = "%w{0} = arith.extf {{{0}}} : bf16 to f32"
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
+
+
+def make(kind: ir.Type, generator: torch.Generator) -> torch.Tensor:
+    """Indices that are a permutation's start, so that rows named twice don't decide a test; otherwise random."""
+    if str(ir.RankedTensorType(kind).element_type) == "i64":
+        (size,) = ir.RankedTensorType(kind).shape
+        return torch.randperm(size + 2, generator=generator)[:size]
+    return random_tensor(kind, generator)
+
+
+def verify(text: str) -> Checked:
+    with dialects.load(ir.Context()), ir.Location.unknown():
+        module = ir.Module.parse(text)
+        assert module.operation.verify()
+        (checked,) = check_kernels(module, make)
+    for ours, expected in zip(checked.ours, checked.expected, strict=True):
+        assert ours.shape == expected.shape and ours.dtype == expected.dtype
+        error = (ours.double() - expected.double()).abs().max().item()
+        bound = TOLERANCE[ours.dtype] * max(expected.double().abs().max().item(), 1.0)
+        assert error <= bound, f"{error}\n{checked.source.source}"
+    assert not checked.source.problems()
+    return checked
+
+
+def vector(n: int = 4, k: int = 64, **more: int) -> dict[str, int]:
+    return {"n": n, "k": k, "warps": 1} | more
+
+
+def gated(f: Function, gate: Named, up: Named, scale: Named | None = None) -> Named:
+    """`silu(gate) * up`, both scaled by rows first."""
+    code = [
+        "%one = arith.constant 1.0 : f32",
+        *(["%g = arith.mulf {0}, {2} : f32", "%u = arith.mulf {1}, {2} : f32"] if scale else []),
+        f"%m = arith.negf {'%g' if scale else '{0}'} : f32",
+        "%e = math.exp %m : f32",
+        "%d = arith.addf %one, %e : f32",
+        f"%s = arith.divf {'%g' if scale else '{0}'}, %d : f32",
+        f"%r = arith.mulf %s, {'%u' if scale else '{1}'} : f32",
+    ]
+    operands = [(gate, "d0, d1"), (up, "d0, d1")] + ([(scale, "d0")] if scale else [])
+    return f.demote(f.pointwise(operands, gate.shape, "f32", code))
+
+
+def reciprocal_root(f: Function, mean: Named) -> Named:
+    return f.pointwise([(mean, "d0")], mean.shape, "f32", ["%e = arith.constant 1.0e-5 : f32", "%t = arith.addf {0}, %e : f32", "%r = math.rsqrt %t : f32"])  # fmt: skip
+
+
+def scaled(f: Function, value: Named, weight: Named, scale: Named | None = None) -> Named:
+    """`value * weight[k] (* scale[m])` in f32, narrowed."""
+    code = ["%a = arith.extf {0} : bf16 to f32", "%b = arith.extf {1} : bf16 to f32"]
+    code += ["%p = arith.mulf %a, %b : f32", "%r = arith.mulf %p, {2} : f32"] if scale else ["%r = arith.mulf %a, %b : f32"]  # fmt: skip
+    operands = [(value, "d0, d1"), (weight, "d1")] + ([(scale, "d0")] if scale else [])
+    return f.demote(f.pointwise(operands, value.shape, "f32", code))
+
+
+# Tiles by form; a test names the forms that it is for. k = 200 leaves a tail, n = 24 a masked block.
+TILES = {
+    "vector": vector(),
+    "whole rows": vector(k=256),
+    "repeat": vector(repeat=2, k=128),
+    "loop": vector(k=16),
+}
+ROWS = {"vector": 2, "whole rows": 1, "repeat": 3, "loop": 2}
+FORMS = list(TILES)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gate_and_up_share_one_read_of_the_rows(form):
+    f = Function()
+    x, a, b = f.argument((ROWS[form], 200)), f.argument((24, 200)), f.argument((24, 200))
+    result = gated(f, f.contract(x, a), f.contract(x, b))
+    checked = verify(f.text([result], TILES[form]))
+    assert checked.source.source.count("tl.load(in0") <= 4 * max(ROWS[form], 4) * 3
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_halves_of_one_weight(form):
+    """Gate and up as halves of one product: two parts of half the columns."""
+    f = Function()
+    m = ROWS[form]
+    x, w = f.argument((m, 200)), f.argument((48, 200))
+    product = f.contract(x, w)
+    result = gated(f, f.slice(product, (0, 0), (m, 24)), f.slice(product, (0, 24), (m, 24)))
+    verify(f.text([result], TILES[form], parts=2, period=24))
+
+
+def rotated(f: Function, product: Named, heads: int, interleaved: bool, by_op: bool) -> Named:
+    """The product as heads, turned by angles per row."""
+    m, n = product.shape
+    depth = n // heads
+    x = f.expand(f.demote(product), (m, heads, depth), "[[0], [1, 2]]")
+    cos, sin = f.argument((m, depth)), f.argument((m, depth))
+    if by_op:
+        turned = f.rotate(x, interleaved)
+    else:
+        low, high = (f.slice(x, (0, 0, at), (m, heads, depth // 2)) for at in (0, depth // 2))
+        minus = f.pointwise([(high, "d0, d1, d2")], high.shape, "bf16", ["%r = arith.negf {0} : bf16"])
+        turned = f.concat([minus, low], 2)
+    code = [WIDEN.format(i) for i in range(4)]
+    code += [
+        "%p = arith.mulf %w0, %w2 : f32",
+        "%q = arith.mulf %w1, %w3 : f32",
+        "%r = arith.addf %p, %q : f32",
+    ]
+    operands = [(x, "d0, d1, d2"), (turned, "d0, d1, d2"), (cos, "d0, d2"), (sin, "d0, d2")]
+    return f.demote(f.pointwise(operands, x.shape, "f32", code))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["halves", "interleaved", "slices"])
+def test_rotation_reads_each_weight_once(form, kind):
+    f = Function()
+    x, w = f.argument((ROWS[form], 200)), f.argument((48, 200))
+    result = rotated(f, f.contract(x, w), 3, kind == "interleaved", kind != "slices")
+    period = 1 if kind == "interleaved" else 8
+    checked = verify(f.text([result], TILES[form], parts=2, period=period))
+    assert "tl.where" not in checked.source.source.split("tl.sum")[-1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rotated_rows_are_written_into_a_cache(form):
+    f = Function()
+    m = ROWS[form]
+    x, w, cache = f.argument((m, 200)), f.argument((48, 200)), f.argument((m + 2, 3, 16))
+    index = f.argument((m,), "i64")
+    result = f.update(cache, rotated(f, f.contract(x, w), 3, False, True), index, 0)
+    verify(f.text([result], TILES[form], [[0, 2]], parts=2, period=8))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_row_statistic_beside_the_product(form):
+    """A norm after its row scale was sunk: the weight is in the prologue, the statistic in the epilogue."""
+    f = Function()
+    m = ROWS[form]
+    x, w, a, b = f.argument((m, 200)), f.argument((200,)), f.argument((24, 200)), f.argument((24, 200))
+    scale = reciprocal_root(f, f.mean_square(x))
+    left = scaled(f, x, w)
+    verify(f.text([gated(f, f.contract(left, a), f.contract(left, b), scale)], TILES[form]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_row_statistic_of_a_factor(form):
+    """A whole norm before the product; its variance waits for its mean."""
+    f = Function()
+    m = ROWS[form]
+    x, w, a = f.argument((m, 200)), f.argument((200,)), f.argument((24, 200))
+    total = f.row_sum(x, ["%r = arith.extf {0} : bf16 to f32"])
+    mean = f.pointwise(
+        [(total, "d0")], (m,), "f32", ["%n = arith.constant 200.0 : f32", "%r = arith.divf {0}, %n : f32"]
+    )
+    centred = f.pointwise([(x, "d0, d1"), (mean, "d0")], x.shape, "f32", ["%w = arith.extf {0} : bf16 to f32", "%r = arith.subf %w, {1} : f32"])  # fmt: skip
+    spread = f.row_sum(centred, ["%r = arith.mulf {0}, {0} : f32"])
+    norm = f.pointwise(
+        [(centred, "d0, d1"), (reciprocal_root(f, spread), "d0"), (w, "d1")], x.shape, "f32",
+        ["%a = arith.mulf {0}, {1} : f32", "%b = arith.extf {2} : bf16 to f32", "%r = arith.mulf %a, %b : f32"],
+    )  # fmt: skip
+    verify(f.text([f.demote(f.contract(f.demote(norm), a))], TILES[form]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_integer_weights_are_widened_in_the_load(form, bits):
+    f = Function()
+    x, q, s = (
+        f.argument((ROWS[form], 200)),
+        f.argument((24, 200 if bits == 8 else 100), "i8"),
+        f.argument((24,), "f32"),
+    )
+    if bits == 8:
+        code = ["%i = arith.sitofp {0} : i8 to f32", "%r = arith.mulf %i, {1} : f32"]
+        w = f.pointwise([(q, "d0, d1"), (s, "d0")], (24, 200), "f32", code)
+    else:
+        code = [
+            "%k = linalg.index 1 : index", "%two = arith.constant 2 : index", "%odd = arith.remsi %k, %two : index",
+            "%c = arith.index_cast %odd : index to i8", "%four = arith.constant 4 : i8", "%sh = arith.muli %c, %four : i8",
+            "%lo = arith.shrui {0}, %sh : i8", "%mask = arith.constant 15 : i8", "%u = arith.andi %lo, %mask : i8",
+            "%e = arith.constant 8 : i8", "%z = arith.subi %u, %e : i8",
+            "%i = arith.sitofp %z : i8 to f32", "%r = arith.mulf %i, {1} : f32",
+        ]  # fmt: skip
+        w = f.pointwise([(q, "d0, d1 floordiv 2"), (s, "d0")], (24, 200), "f32", code)
+    verify(f.text([f.demote(f.contract(x, f.demote(w)))], TILES[form]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_factors_that_are_not_zero_past_the_end_of_k(form):
+    f = Function()
+    x, a = f.argument((ROWS[form], 200)), f.argument((24, 200))
+    exponential = f.pointwise([(x, "d0, d1")], x.shape, "f32", ["%w = arith.extf {0} : bf16 to f32", "%e = math.exp %w : f32", "%o1 = arith.constant 1.0 : f32", "%r = arith.divf %o1, %w : f32"])  # fmt: skip
+    biased = f.pointwise([(a, "d0, d1")], a.shape, "f32", ["%w = arith.extf {0} : bf16 to f32", "%c = arith.constant 3.0 : f32", "%r = arith.addf %w, %c : f32"])  # fmt: skip
+    verify(f.text([f.demote(f.contract(f.demote(exponential), f.demote(biased)))], TILES[form]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_dependent_launch_loads_nothing_that_may_be_written_before_the_wait(form):
+    f = Function()
+    x, w, a, r = (
+        f.argument((ROWS[form], 200)),
+        f.argument((200,)),
+        f.argument((24, 200)),
+        f.argument((ROWS[form], 24)),
+    )
+    product = f.contract(scaled(f, x, w), a)
+    code = ["%w1 = arith.extf {1} : bf16 to f32", "%r = arith.addf {0}, %w1 : f32"]
+    result = f.demote(f.pointwise([(product, "d0, d1"), (r, "d0, d1")], product.shape, "f32", code))
+    source = verify(f.text([result], TILES[form], immutable=[1, 2], pdl=True)).source
+    assert source.pdl
+    before, after = source.source.split("gdc_wait()\n")
+    assert before.index("gdc_launch_dependents()\n") and "tl.load(in2 + " in before
+    assert "tl.load(in0 + " not in before and "tl.load(in3 + " not in before
+    nothing = verify(f.text([result], TILES[form], immutable=[], pdl=True)).source.source
+    assert "tl.load(" not in nothing.split("gdc_wait()\n")[0]
