@@ -55,7 +55,10 @@ def lowered(arguments: list[str], result: str, body: str, tile: dict[str, int] |
 
 def attention_op(name: str, operands: list[tuple[str, str]], result: str, scale: float, causal: bool) -> str:
     names, types = ", ".join(o for o, _ in operands), ", ".join(t for _, t in operands)
-    attributes = f"{{causal = {str(causal).lower()}, scale = {scale!r} : f64}}"
+    segments = f"array<i32: 1, 1, 1, {len(operands) - 3}, 0>"
+    attributes = (
+        f"{{causal = {str(causal).lower()}, scale = {scale!r} : f64, operandSegmentSizes = {segments}}}"
+    )
     return f'{name} = "topo.attention"({names}) {attributes} : ({types}) -> {result}'
 
 

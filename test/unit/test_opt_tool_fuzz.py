@@ -40,7 +40,7 @@ func.func @main(%x: tensor<4x8xbf16> {topo.kind = "input", topo.name = "x", topo
   %s = tensor.expand_shape %d [[0, 1, 2], [3]] output_shape [1, 1, 4, 8] : tensor<4x8xbf16> into tensor<1x1x4x8xbf16>
   %t = tensor.concat dim(1) %s, %s : (tensor<1x1x4x8xbf16>, tensor<1x1x4x8xbf16>) -> tensor<1x2x4x8xbf16>
   %u = "topo.index_update"(%c, %t, %i) {dim = 2 : i64} : (tensor<1x2x16x8xbf16>, tensor<1x2x4x8xbf16>, tensor<4xi64>) -> tensor<1x2x16x8xbf16>
-  %v = "topo.attention"(%t, %u, %u) {scale = 0.5 : f64, causal = false, operandSegmentSizes = array<i32: 1, 1, 1, 0>}
+  %v = "topo.attention"(%t, %u, %u) {scale = 0.5 : f64, causal = false, operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>}
       : (tensor<1x2x4x8xbf16>, tensor<1x2x16x8xbf16>, tensor<1x2x16x8xbf16>) -> tensor<1x2x4x8xbf16>
   %r = tensor.empty() : tensor<4xf32>
   %f = linalg.fill ins(%zero : f32) outs(%r : tensor<4xf32>) -> tensor<4xf32>

@@ -54,13 +54,19 @@ def loop_index(dim: int, rank: int, start: int, count: int) -> Tensor:
 def evaluate_index(expr: ir.AffineExpr, extents: Sequence[int]) -> Tensor:
     """Any affine expression over the whole space, as an int64 space view."""
     rank = len(extents)
+    value = evaluate_at(expr, [loop_index(d, rank, 0, extents[d]) for d in range(rank)])
+    return value.reshape((1,) * rank) if value.dim() < rank else value
+
+
+def evaluate_at(expr: ir.AffineExpr, dims: Sequence[Tensor]) -> Tensor:
+    """An affine expression at given values of its dimensions, which broadcast (int64)."""
     if isinstance(expr, ir.AffineConstantExpr):
-        return torch.full((1,) * rank, expr.value, dtype=torch.int64)
+        return torch.tensor(expr.value, dtype=torch.int64)
     if isinstance(expr, ir.AffineDimExpr):
-        return loop_index(expr.position, rank, 0, extents[expr.position])
+        return dims[expr.position]
     if not isinstance(expr, ir.AffineBinaryExpr):
         raise UnsupportedError(f"affine expression {expr} has a symbol", hint="structured IR is static")
-    lhs, rhs = evaluate_index(expr.lhs, extents), evaluate_index(expr.rhs, extents)
+    lhs, rhs = evaluate_at(expr.lhs, dims), evaluate_at(expr.rhs, dims)
     for kind, function in _BINARY:
         if isinstance(expr, kind):
             return function(lhs, rhs)

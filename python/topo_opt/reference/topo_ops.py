@@ -1,10 +1,13 @@
 """The `topo` dialect's own ops."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch_mlir import ir
 
 from topo_opt.errors import InputError
+from topo_opt.reference.affine_access import evaluate_at
 from topo_opt.reference.element_types import value_dtype, wide
 from topo_opt.reference.program import Program, Step, evaluates
 
@@ -36,25 +39,31 @@ def rotate_half(op: ir.Operation, _program: Program) -> Step:
 @evaluates("topo.attention")
 def attention(op: ir.Operation, _program: Program) -> Step:
     """Softmax attention in f32 (f64 for doubles), a block of query rows at a time; a row without positions is 0."""
-    scale, causal = float(op.attributes["scale"].value), bool(op.attributes["causal"].value)
-    dtype = value_dtype(op.results[0].type)
+    dtype, form = value_dtype(op.results[0].type), _Form.of(op)
 
     def step(operands: list[Tensor]) -> list[Tensor]:
-        query, key, value, *rest = (x.to(wide(x.dtype)) for x in operands)
-        mask = rest[0] if rest else None
+        query, key, value = (x.to(wide(x.dtype)) for x in operands[:3])
         batch, heads, rows, depth = query.shape
         groups, columns, width = key.shape[1], key.shape[2], value.shape[3]
-        query = query.reshape(batch, groups, heads // groups, rows, depth) * scale
+        query = query.reshape(batch, groups, heads // groups, rows, depth) * form.scale
         key, value = key.unsqueeze(2), value.unsqueeze(2)
-        if mask is not None:
-            mask = mask.expand(batch, heads, rows, columns).unflatten(1, (groups, heads // groups))
+        positions = operands[-1] if form.has_positions else torch.zeros(1, 1, dtype=torch.int64)
+        positions = positions.expand(-1, rows)[:, None, None, :, None]
+        mask = None
+        if form.has_mask:
+            mask = operands[3].expand(batch, heads, rows, columns).unflatten(1, (groups, heads // groups))
         block = max(1, SCORE_ELEMENTS // max(1, batch * heads * columns))
         parts = []
         for start in range(0, rows, block):
-            scores = query[..., start : start + block, :] @ key.transpose(-1, -2)
-            scores = _masked(
-                scores, None if mask is None else mask[..., start : start + block, :], causal, start
-            )
+            place = slice(start, start + block)
+            scores = query[..., place, :] @ key.transpose(-1, -2)
+            if form.softcap is not None:
+                scores = form.softcap * torch.tanh(scores / form.softcap)
+            if mask is not None:
+                part = mask[..., place, :].to(wide(mask.dtype))
+                scores = scores.masked_fill(~part, -torch.inf) if part.dtype == torch.bool else scores + part
+            row = torch.arange(rows)[place, None]
+            scores = scores.masked_fill(~form.seen(row, positions[..., place, :], columns), -torch.inf)
             parts.append(_safe_softmax(scores) @ value)
         result = torch.cat(parts, -2) if parts else query.new_empty(batch, groups, heads // groups, 0, width)
         return [result.reshape(batch, heads, rows, width).to(dtype)]
@@ -62,13 +71,39 @@ def attention(op: ir.Operation, _program: Program) -> Step:
     return step
 
 
-def _masked(scores: Tensor, mask: Tensor | None, causal: bool, first_row: int) -> Tensor:
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-    if causal:
-        rows = torch.arange(first_row, first_row + scores.shape[-2]).unsqueeze(1)
-        scores = scores.masked_fill(torch.arange(scores.shape[-1]) > rows, -torch.inf)
-    return scores
+@dataclass(frozen=True)
+class _Form:
+    """The attributes of an attention."""
+
+    scale: float
+    causal: bool
+    softcap: float | None
+    low: tuple[ir.AffineExpr, ...]
+    high: tuple[ir.AffineExpr, ...]
+    has_mask: bool
+    has_positions: bool
+
+    @staticmethod
+    def of(op: ir.Operation) -> "_Form":
+        attributes = op.attributes
+        low, high = (
+            tuple(ir.AffineMapAttr(attributes[name]).value.results) if name in attributes else ()
+            for name in ("low", "high")
+        )
+        segments = list(ir.DenseI32ArrayAttr(attributes["operandSegmentSizes"]))
+        cap = float(attributes["softcap"].value) if "softcap" in attributes else None
+        scale, causal = float(attributes["scale"].value), bool(attributes["causal"].value)
+        return _Form(scale, causal, cap, low, high, bool(segments[3]), bool(segments[4]))
+
+    def seen(self, row: Tensor, position: Tensor, columns: int) -> Tensor:
+        """Which columns each row may look at, by the bounds alone."""
+        column = torch.arange(columns)
+        seen = column <= row if self.causal else torch.ones(1, columns, dtype=torch.bool)
+        for expr in self.low:
+            seen = seen & (column >= evaluate_at(expr, (row, position)))
+        for expr in self.high:
+            seen = seen & (column < evaluate_at(expr, (row, position)))
+        return seen
 
 
 def _safe_softmax(scores: Tensor) -> Tensor:

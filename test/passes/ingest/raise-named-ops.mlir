@@ -37,7 +37,7 @@ func.func @left(%a: !torch.vtensor<[4],ui8>) -> (!torch.vtensor<[4],si64>, !torc
 // -----
 
 // CHECK-LABEL: func.func @attention_and_update
-// CHECK: "topo.attention"(%{{.*}}) {causal = true, operandSegmentSizes = array<i32: 1, 1, 1, 0>, scale = 5.000000e-01 : f64}
+// CHECK: "topo.attention"(%{{.*}}) {causal = true, operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>, scale = 5.000000e-01 : f64}
 // CHECK: "topo.index_update"(%{{.*}}) {dim = 2 : i64}
 func.func @attention_and_update(%q: !torch.vtensor<[1,2,3,4],f32>, %i: !torch.vtensor<[3],si64>) -> !torch.vtensor<[1,2,3,4],f32> {
   %none = torch.constant.none

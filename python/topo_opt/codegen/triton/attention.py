@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from topo_opt.codegen.kernel_source import KernelSource, Param
 from topo_opt.codegen.triton import attention_bounds, attention_descriptors
-from topo_opt.codegen.triton.attention_space import AttentionSpace
+from topo_opt.codegen.triton.attention_space import LOG2E, AttentionSpace
 from topo_opt.codegen.triton.attention_split import Split, exponential
 from topo_opt.codegen.triton.element_types import storage_type
 from topo_opt.codegen.triton.emit import Axis, Value
@@ -48,7 +48,8 @@ class _Bounds:
     high: str
     keys: bool
     """The last block reaches past the keys."""
-    diagonal: bool
+    rows: bool
+    """Some row of the block may not see some key of a block."""
 
 
 @dataclass
@@ -102,9 +103,12 @@ class _Attention(AttentionSpace):
         block = "pid" if self.row_blocks == 1 else f"pid % {self.row_blocks}"
         if self.row_blocks > 1:
             line(f"group = pid // {self.row_blocks}")
-            if self.problem.causal:  # blocks with the most keys first
+            if self.problem.high:  # blocks with the most keys first
                 block = f"{self.row_blocks - 1} - {block}"
             line(f"row0 = ({block}) * BLOCK_M")
+            if self.range.is_bounded and self.pack == 1:
+                line("first_row = row0")
+                line(f"last_row = tl.minimum(row0 + BLOCK_M, {self.rows}) - 1")
         else:
             line("group = pid")
             line("row0 = 0")
@@ -116,39 +120,59 @@ class _Attention(AttentionSpace):
         self._define("e", "tl.arange(0, BLOCK_E)[None, :]")
 
     def _loops(self) -> list[_Bounds]:
-        """The loops over keys: blocks that need no test first, then those on the diagonal or at the end."""
-        problem, line = self.problem, self.writer.line
-        low, high, length = "0", str(problem.keys), str(self.chunk)
-        ragged = bool(problem.keys % self.block_n)
-        if self.bounded:
-            attention_bounds.emit(
-                self.emitter, self._allowed, self.block_s, problem.keys, wide=self.kernel.wide
-            )
-            low, high = "first // BLOCK_N * BLOCK_N", "last"
-            if self.splits > 1:
-                line(f"first = {low}")
-                line(f"length = tl.cdiv(last - first, {self.splits} * BLOCK_N) * BLOCK_N")
-                low, length = "first", "length"
+        """The loops over keys. Blocks that every row sees whole need no test; with many rows they have a loop of their own."""
+        keys, line = self.problem.keys, self.writer.line
+        ragged, bounded = bool(keys % self.block_n), self.range.is_bounded
+        first, last = self._ends()
         if self.splits > 1:
-            start = "" if low == "0" else f"{low} + "
+            length, start = str(self.chunk), ""
+            if (first, last) != ("0", str(keys)):
+                length, start = "length", f"{first} + "
+                line(f"length = tl.cdiv({last} - {first}, {self.splits} * BLOCK_N) * BLOCK_N")
             line(f"low = {start}tl.program_id(1) * {length}")
-            line(f"high = tl.minimum(low + {length}, {high})")
-            low, high = "low", "high"
-        if problem.causal:
-            seen = f"{min(problem.rows, problem.keys)}"  # rows of several heads: the last row's
-            if self.pack == 1:
-                seen = f"tl.minimum(row0 + BLOCK_M, {problem.keys})"
-            line(f"seen = {seen}" if self.splits == 1 else f"seen = tl.minimum({seen}, high)")
-            if self.pack > 1 or self.splits > 1:
-                return [_Bounds(low, "seen", ragged, True)]
-            full = f"tl.minimum(row0, {problem.keys // self.block_n * self.block_n}) // BLOCK_N * BLOCK_N"
-            line(f"full = {full}")
-            return [_Bounds("0", "full", False, False), _Bounds("full", "seen", ragged, True)]
-        if not ragged or self.splits > 1 or self.bounded:
-            return [_Bounds(low, high, ragged, False)]
-        full_end = problem.keys // self.block_n * self.block_n
-        tail = _Bounds(str(full_end), high, True, False)
+            line(f"high = tl.minimum(low + {length}, {last})")
+            return [_Bounds("low", "high", ragged, bounded)]
+        if bounded and self.pack == 1 and not self.bounded:
+            return self._regions(first, last, ragged)
+        if bounded or self.bounded or not ragged:
+            return [_Bounds(first, last, ragged, bounded)]
+        full_end = keys // self.block_n * self.block_n
+        tail = _Bounds(str(full_end), last, True, False)
         return [_Bounds("0", str(full_end), False, False), tail] if full_end else [tail]
+
+    def _ends(self) -> tuple[str, str]:
+        """The first key to look at, at the start of a block, and one past the last: literals or names."""
+        keys, line, emitter = self.problem.keys, self.writer.line, self.emitter
+        if self.range.is_bounded:
+            self.range.define(emitter, self.axes["row"].mask)
+        low, high = self.range.first(emitter), self.range.last(emitter)
+        if self.bounded:
+            attention_bounds.emit(emitter, self._allowed, self.block_s, keys, wide=self.kernel.wide)
+            low = "first" if low == "0" else f"tl.maximum(first, {low})"
+            high = "last" if high == str(keys) else f"tl.minimum(last, {high})"
+        if low != "0":
+            line(f"start = {low} // BLOCK_N * BLOCK_N")
+            low = "start"
+        if not high.isdigit():
+            line(f"end = {high}")
+            high = "end"
+        return low, high
+
+    def _regions(self, first: str, last: str, ragged: bool) -> list[_Bounds]:
+        """Keys before, in and after the blocks that every row of the block sees whole."""
+        line, keys = self.writer.line, self.problem.keys // self.block_n * self.block_n
+        regions, inside = [], first
+        if self.problem.low:
+            line(
+                f"inside = tl.minimum(tl.cdiv({self.range.all_from(self.emitter)}, BLOCK_N) * BLOCK_N, {last})"
+            )
+            regions.append(_Bounds(first, "inside", ragged, True))
+            inside = "inside"
+        whole = self.range.all_before(self.emitter)
+        whole = f"tl.minimum({whole}, {keys})" if ragged else whole
+        line(f"outside = tl.maximum(tl.minimum({whole}, {last}) // BLOCK_N * BLOCK_N, {inside})")
+        regions.append(_Bounds(inside, "outside", False, False))
+        return [*regions, _Bounds("outside", last, ragged, True)]
 
     def _allowed(self) -> str:
         """The mask over the keys from `at` on, where they exist."""
@@ -219,7 +243,9 @@ class _Attention(AttentionSpace):
     def _masked_scores(self, scores: str, bounds: _Bounds) -> str:
         """Scores with scale and mask applied; minus infinity where a row must not look."""
         bind, problem = self.writer.bind, self.problem
-        if self._is_scaled_first:
+        if problem.softcap is not None:
+            scores = self._capped(scores, problem.softcap)
+        elif self._is_scaled_first:
             scores = bind(f"{scores} * {problem.scale!r}", "qk")
         tests = []
         if problem.mask is not None:
@@ -228,13 +254,25 @@ class _Attention(AttentionSpace):
                 scores = bind(f"{scores} + {self.emitter.tensor(mask)}", "qk")
             else:
                 tests.append(self.emitter.tensor(mask))
-        if bounds.diagonal:
-            tests.append(bind(f"n <= {self.emitter.index(self._query_row)}", "c"))
-        if bounds.keys and (key_mask := self.emitter.axes["n"].mask):
+        if bounds.rows and problem.low:
+            tests.append(bind("n >= row_low", "c"))
+        if bounds.rows and problem.high:
+            tests.append(bind("n < row_high", "c"))
+        elif bounds.keys and (key_mask := self.emitter.axes["n"].mask):
             tests.append(key_mask)
         if not tests:
             return scores
         return bind(f"tl.where({' & '.join(tests)}, {scores}, {NEVER})", "qk")
+
+    def _capped(self, scores: str, cap: float) -> str:
+        """`cap * tanh(scale * scores / cap)`."""
+        bind = self.writer.bind
+        inner = f"{scores} * {self.problem.scale / cap!r}"
+        if not self.kernel.fast:
+            return bind(f"libdevice.tanh({inner}) * {cap!r}", "qk")
+        # 1 - 2 / (1 + exp(2 x)) is right at both ends, where the exponential is infinite or 0.
+        power = bind(f"tl.exp2({scores} * {2 * LOG2E * self.problem.scale / cap!r})", "qk")
+        return bind(f"{cap!r} - {2 * cap!r} / ({power} + 1.0)", "qk")
 
     def _tile(self, number: int, place: list[Expr], first: str, second: str, shape: str) -> str:
         """A block of q, k or v in its storage type over two axes; what lies past the end of either is zero where a product
@@ -275,7 +313,7 @@ class _Attention(AttentionSpace):
     def _finish(self, acc: str, total: str, shape: str) -> None:
         """Divides by the sum of weights, seeds the result and stores every returned value at its place."""
         bind, graph, problem = self.writer.bind, self.kernel.graph, self.problem
-        if problem.mask is not None:
+        if self._may_be_empty:
             total = bind(f"tl.where({total} == 0.0, 1.0, {total})")
         result = bind(f"{acc} / {total}[:, None]")
         indices = [self._symbol("b"), self._head, self._query_row, self._symbol("e")]

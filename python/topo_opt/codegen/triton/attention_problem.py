@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch_mlir import ir
+
 from topo_opt.codegen.triton.emit import Axis, Emitter, Value
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.writer import Writer
@@ -33,16 +35,18 @@ class Problem:
     width: int
     element: str
     scale: float
-    causal: bool
+    low: tuple[ir.AffineExpr, ...]
+    """Bounds of the keys that a row sees, of the row and its position; a causal order is one of `high`."""
+    high: tuple[ir.AffineExpr, ...]
+    softcap: float | None
     grouped: int
     """Query heads for one head of the `k` operand."""
     shared: int
     mask_element: str | None
-
-    @property
-    def mask(self) -> int | None:
-        """Value number of the mask."""
-        return self.node.operands[3] if len(self.node.operands) > 3 else None
+    mask: int | None
+    """Value number of the mask."""
+    positions: int | None
+    """Value number of the rows' positions."""
 
     @property
     def additive(self) -> bool:
@@ -77,7 +81,9 @@ def read_problem(kernel: Kernel) -> Problem:
             f"attention on {query.element}",
             hint=f"kernels take {', '.join(DOT_ELEMENTS)}; it is left to ATen",
         )
-    mask_element = graph.values[node.operands[3]].element if len(node.operands) > 3 else None
+    has_mask, has_positions = list(ir.DenseI32ArrayAttr(node.op.attributes["operandSegmentSizes"]))[3:]
+    mask = node.operands[3] if has_mask else None
+    mask_element = None if mask is None else graph.values[mask].element
     if mask_element is not None and mask_element not in MASK_ELEMENTS:
         raise UnsupportedError(
             f"an attention mask of {mask_element}", hint=f"kernels take {', '.join(MASK_ELEMENTS)}"
@@ -93,14 +99,29 @@ def read_problem(kernel: Kernel) -> Problem:
         width=(values.shape or ())[3],
         element=query.element,
         scale=node.op.attributes["scale"].value,
-        causal=bool(node.op.attributes["causal"].value),
+        low=_bounds(node, "low"),
+        high=_bounds(node, "high"),
+        softcap=node.op.attributes["softcap"].value if "softcap" in node.op.attributes else None,
         grouped=grouped,
         shared=1,
         mask_element=mask_element,
+        mask=mask,
+        positions=node.operands[-1] if has_positions else None,
     )
     if min(batch, heads, rows, problem.keys, depth, problem.width) == 0:
         raise UnsupportedError("attention on an empty tensor", hint="it is left to ATen")
     return Problem(**{**vars(problem), "shared": _shared_heads(kernel, problem)})
+
+
+def _bounds(node: Node, name: str) -> tuple[ir.AffineExpr, ...]:
+    """The results of a bound; a causal order is the upper bound `m + 1`."""
+    attributes, found = node.op.attributes, []
+    if name in attributes:
+        found = list(ir.AffineMapAttr(attributes[name]).value.results)
+    if name == "high" and attributes["causal"].value:
+        row = ir.AffineDimExpr.get(0, context=node.op.context)
+        found.append(ir.AffineExpr.get_add(row, 1))
+    return tuple(found)
 
 
 def _shared_heads(kernel: Kernel, problem: Problem) -> int:

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 from topo_opt.codegen.triton import attention_bounds
 from topo_opt.codegen.triton.attention_problem import Problem, read_problem
+from topo_opt.codegen.triton.attention_range import KeyRange
 from topo_opt.codegen.triton.attention_split import Split
-from topo_opt.codegen.triton.emit import Axis, Emitter
+from topo_opt.codegen.triton.emit import Axis, Emitter, Value
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
-from topo_opt.structured.index import Expr, symbol
+from topo_opt.structured.index import Expr, const, symbol
 
 LOG2E = 1.4426950408889634
 SMALLEST_DOT = 16
@@ -50,12 +51,11 @@ class AttentionSpace:
         used = {v for node in kernel.graph.nodes for v in node.operands}
         pointers, self.params = kernel.pointer_params(used)
         self.bounded: bool = bool(tile.get("bounds", 0))
-        if self.bounded and (problem.mask_element != "i1" or problem.causal):
-            raise UnsupportedError(
-                "a tile with bounds where there is no boolean mask, or a causal order beside it"
-            )
+        if self.bounded and problem.mask_element != "i1":
+            raise UnsupportedError("a tile with bounds where there is no boolean mask")
         self.block_s = attention_bounds.scan_block(self._mask_rows, problem.keys)
         self.axes = self._axes()
+        self.range = self._key_range()
         self.emitter = Emitter(kernel.graph, self.writer, self.axes, pointers, fast=kernel.fast)
 
     def _axes(self) -> dict[str, Axis]:
@@ -87,10 +87,28 @@ class AttentionSpace:
     def _query_row(self) -> Expr:
         return self._symbol("row") % self.problem.rows
 
+    def _key_range(self) -> KeyRange:
+        problem = self.problem
+        first, last = const(0), const(problem.rows - 1)
+        if self.pack == 1 and self.row_blocks > 1:
+            first, last = symbol("first_row", problem.rows), symbol("last_row", problem.rows)
+        positions = None if problem.positions is None else self._positions
+        return KeyRange(
+            problem.low, problem.high, problem.keys, problem.rows, self._query_row, first, last, positions
+        )
+
+    def _positions(self) -> Value:
+        """Where the rows of the block stand."""
+        assert self.problem.positions is not None
+        shape = self.kernel.graph.values[self.problem.positions].shape or ()
+        at = [self._symbol("b"), self._query_row]
+        indices = [index * (0 if size == 1 else 1) for index, size in zip(at, shape, strict=True)]
+        return self.emitter.real(self.problem.positions, indices)
+
     @property
     def _is_scaled_first(self) -> bool:
         """Whether scores are scaled before the maximum is taken, rather than in the exponent."""
-        return self.problem.additive or self.problem.scale <= 0
+        return self.problem.additive or self.problem.scale <= 0 or self.problem.softcap is not None
 
     @property
     def _before(self) -> str:
@@ -106,7 +124,13 @@ class AttentionSpace:
     @property
     def _may_see_nothing(self) -> bool:
         """Whether a row may have seen no position after its first block."""
-        return self.problem.mask is not None or (self.problem.causal and self.splits > 1)
+        bounded = self.range.is_bounded and self.splits > 1
+        return self.problem.mask is not None or self.range.may_be_empty or bounded
+
+    @property
+    def _may_be_empty(self) -> bool:
+        """Whether a row may see no position at all."""
+        return self.problem.mask is not None or self.range.may_be_empty
 
     def _define(self, name: str, code: str) -> None:
         """Defines an axis variable and, where its block reaches past the end, its mask."""

@@ -1,8 +1,6 @@
 """Attention whose keys are split over programs: partial results in memory, and the last program to arrive combines them.
 
-Every program of a split writes its running maximum, sum of weights and weighted sum of values, then counts itself with an
-atomic that releases these writes and acquires those of the programs before. Who sees the count complete reads all partials
-in the order of the splits, whatever the order of arrival was, and sets the counter back for the next launch.
+The part of a program is its running maximum, sum of weights and weighted sum of values; `arrivals` says who combines them.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from topo_opt.codegen.kernel_source import Scratch
+from topo_opt.codegen.triton import arrivals
 from topo_opt.codegen.triton.kernel import next_power_of_two
 from topo_opt.codegen.triton.writer import Writer
 
@@ -34,7 +33,7 @@ class Split:
     after: str
     """What a difference of maxima is multiplied with to be an exponent of two, as source."""
 
-    NAMES: ClassVar = ("part_acc", "part_best", "part_total", "arrivals")
+    NAMES: ClassVar = ("part_acc", "part_best", "part_total", arrivals.COUNTERS)
 
     @property
     def rows_block(self) -> int:
@@ -53,7 +52,7 @@ class Split:
             Scratch("fp32", lines * self.block_e),
             Scratch("fp32", lines),
             Scratch("fp32", lines),
-            Scratch("i32", blocks, zeroed=True),
+            arrivals.counters(blocks),
         )
 
     def store(self, writer: Writer) -> None:
@@ -65,9 +64,7 @@ class Split:
         line(f"tl.store(part_total + slot + lane, total{f', mask=lane < {rows}' if masked else ''})")
         place = "(slot + lane[:, None]) * BLOCK_E + e"
         line(f"tl.store(part_acc + {place}, acc{f', mask=lane[:, None] < {rows}' if masked else ''})")
-        # The barrier puts the writes of all threads before the atomic of the one that counts.
-        line("tl.debug_barrier()")
-        line('arrived = tl.atomic_add(arrivals + pid, 1, sem="acq_rel")')
+        arrivals.count_in(writer, "pid")
 
     def combine(self, writer: Writer) -> None:
         """Defines `sum_acc` and `sum_total` from all partial results, in the order of the splits."""
@@ -87,7 +84,7 @@ class Split:
                 self._load(writer, "s0", self.at_once, "some", with_parts=True)
                 line(f"some_shares = {exponential('some_bests - peak', self.after)}")
                 line("sum_acc += tl.sum(some_parts * some_shares[:, :, None], 0)")
-        line("tl.store(arrivals + pid, 0)")
+        arrivals.set_back(writer, "pid")
 
     def _load(self, writer: Writer, start: str, count: int, name: str, *, with_parts: bool) -> None:
         """Defines `name`_bests and `name`_parts, maxima and weighted sums of `count` splits from `start` on."""

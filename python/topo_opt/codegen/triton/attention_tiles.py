@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from topo_opt.codegen.triton.attention_problem import Problem, read_problem
+from topo_opt.codegen.triton.attention_range import interval
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
+from topo_opt.structured.index import const
 
 FEW_ROWS = 16
 """Up to so many query rows a head, the heads that share keys are packed into one tile."""
@@ -61,7 +63,7 @@ def default_tile(kernel: Kernel) -> dict[str, int]:
         n, warps, stages = _FEW_PROGRAMS
     n = max(16, min(n, next_power_of_two(problem.keys)))
     splits = choose_splits(problem, groups, cores) if rows <= m else 1
-    bounds = int(problem.mask_element == "i1" and not problem.causal and problem.keys >= BOUNDED_KEYS)
+    bounds = int(problem.mask_element == "i1" and problem.keys >= BOUNDED_KEYS)
     return {
         "m": m,
         "n": n,
@@ -73,9 +75,18 @@ def default_tile(kernel: Kernel) -> dict[str, int]:
     }
 
 
+def most_keys(problem: Problem) -> int:
+    """An upper bound of the keys that a row sees, from the bounds that do not depend on data."""
+    if problem.positions is not None:
+        return problem.keys
+    rows, nowhere = (const(0), const(problem.rows - 1)), (const(0), const(0))
+    ends = [interval(e, (rows, nowhere))[1].constant for e in problem.high]
+    return max(1, min([problem.keys, *ends]))
+
+
 def choose_splits(problem: Problem, programs: int, cores: int) -> int:
     """Splits of the keys, a power of two: enough programs for every core, while each has keys enough to be worth combining."""
-    keys = min(problem.keys, problem.rows) if problem.causal else problem.keys
+    keys = most_keys(problem)
     splits = 1
     while splits < MOST_SPLITS and programs * splits < cores and keys >= 2 * splits * SPLIT_KEYS:
         splits *= 2
