@@ -8,6 +8,7 @@ from topo_opt import topology
 from topo_opt.errors import InputError
 from topo_opt.output_folder import check_bundle_folder
 from topo_opt.tools.output import check_destination
+from topo_opt.tuning.settings import Settings
 
 DEFAULT_FUNCTION = "main"
 BUNDLE_SUFFIX = ".bundle"
@@ -37,6 +38,13 @@ def check(arguments: argparse.Namespace) -> None:
         if not path.exists():
             raise InputError(f"{path} does not exist")
     topology.load(arguments.topology)
+    Settings.of(
+        arguments.level,
+        arguments.tune,
+        arguments.tuning_cache,
+        arguments.tuning_data,
+        arguments.tuning_time,
+    )
     if writes_bundle(arguments):
         check_bundle_folder(output_of(arguments, sources))
     else:

@@ -65,6 +65,10 @@ _MODEL_ONLY = {
     "to": "--to",
     "strict": "--strict",
     "trust_model": "--trust-model",
+    "tune": "--tune",
+    "tuning_cache": "--tuning-cache",
+    "tuning_data": "--tuning-data",
+    "tuning_time": "--tuning-time",
 }
 _DESCRIPTIONS = {
     "version": "versions",
@@ -183,6 +187,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     model.add_argument(
         "--trust-model", action="store_true", help="skip the scan of the .pt2: its content may run code"
+    )
+    tuning = parser.add_argument_group("tuning of kernels (.pt2)")
+    tuning.add_argument(
+        "--tune",
+        choices=("off", "cache", "short", "full"),
+        help="off: the cost model alone; cache: what was measured earlier; short, full: measure, when the GPU is here "
+        "(default: by level, in this order from -O0 to -O3)",
+    )
+    tuning.add_argument(
+        "--tuning-cache",
+        metavar="DIR",
+        help="measured tiles (default: topo-opt/tuning in the user's cache folder)",
+    )
+    tuning.add_argument(
+        "--tuning-data",
+        action="append",
+        default=[],
+        metavar="FILE|BUNDLE",
+        help="more measured tiles to read; may be repeated",
+    )
+    tuning.add_argument(
+        "--tuning-time",
+        type=float,
+        metavar="S",
+        help="seconds that a search may take (default: short 30, full 600)",
     )
 
     passes = parser.add_argument_group("passes")

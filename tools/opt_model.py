@@ -33,6 +33,10 @@ def run(arguments: argparse.Namespace) -> int:
         buckets=buckets_of(arguments.bucket),
         trust=arguments.trust_model,
         verify_each=arguments.verify_each != "false",
+        tune=arguments.tune,
+        tuning_cache=arguments.tuning_cache,
+        tuning_data=arguments.tuning_data,
+        tuning_time_s=arguments.tuning_time,
         instruments=lambda: instruments_of(arguments),
         phase=Progress(quiet=arguments.quiet).phase,
     )
@@ -61,9 +65,7 @@ def _scheduled(sources: dict[str, Path], options: driver.Options) -> str:
 
 
 def _kernel(sources: dict[str, Path], options: driver.Options) -> str:
-    compilation = driver.start(sources, options)
-    driver.schedule(compilation)
-    driver.choose_tiles(compilation)
+    compilation = driver.with_kernels(sources, options)
     return _text(compilation)
 
 

@@ -31,6 +31,10 @@ def compile(
     topology: str | Path = DEFAULT_TOPOLOGY,
     level: int = 2,
     strict: bool = False,
+    tune: str | None = None,
+    tuning_cache: str | Path | None = None,
+    tuning_data: Sequence[str | Path] = (),
+    tuning_time: float | None = None,
     out: str | Path | None = None,
     device: str | torch.device | None = None,
 ) -> "Program":
@@ -44,6 +48,11 @@ def compile(
         topology: name or file of the machine to compile for.
         level: 0 to 3, as `-O`.
         strict: refuse when anything is left to ATen or did not take effect; calls that the kernels cannot answer raise too.
+        tune: "off", "cache" (what was measured earlier), "short" or "full" (measure, when the GPU is here); by default as
+            the level says, in this order from 0 to 3.
+        tuning_cache: folder of measured tiles; by default the user's.
+        tuning_data: more files of measured tiles to read, or bundles that have such.
+        tuning_time: seconds that a search may take.
         out: folder for the bundle; by default a temporary one that lives as long as the program.
         device: where to run: by default the first GPU when there is one and the topology is a GPU's, else the CPU.
 
@@ -57,9 +66,17 @@ def compile(
     """
     sizes = _sizes(buckets)
     options = driver.Options(
-        str(topology), level=level, strict=strict, buckets=sizes, pack_weights=out is not None
+        str(topology),
+        level=level,
+        strict=strict,
+        buckets=sizes,
+        pack_weights=out is not None,
+        tune=tune,
+        tuning_cache=tuning_cache,
+        tuning_data=tuning_data,
+        tuning_time_s=tuning_time,
     )
-    _ = options.machine  # a fault in it shows before the export
+    _ = options.machine, options.tuning  # a fault in them shows before the export
     if out is not None:
         check_bundle_folder(out)
     programs = _programs(model, args, kwargs, dynamic_shapes)

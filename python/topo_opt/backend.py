@@ -27,12 +27,17 @@ Key = tuple[tuple[tuple[int, ...], torch.dtype] | int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class BackendOptions:
-    """What `torch.compile(options={...})` may hold. `topology` None: that of a H200 on a GPU, `cpu` otherwise."""
+    """What `torch.compile(options={...})` may hold. `topology` None: that of a H200 on a GPU, `cpu` otherwise. Tuning as
+    `topo_opt.compile` has it."""
 
     level: int = 2
     topology: str | None = None
     strict: bool = False
     max_variants: int = 16
+    tune: str | None = None
+    tuning_cache: str | None = None
+    tuning_data: Sequence[str] = ()
+    tuning_time: float | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None) -> "BackendOptions":
@@ -136,6 +141,10 @@ class Specializer:
             topology=topology,
             level=self.options.level,
             strict=self.options.strict,
+            tune=self.options.tune,
+            tuning_cache=self.options.tuning_cache,
+            tuning_data=self.options.tuning_data,
+            tuning_time=self.options.tuning_time,
             device=device,
         )
 

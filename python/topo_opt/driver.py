@@ -1,6 +1,7 @@
 """The compile itself, one step after the other; `topo-opt`, `topo_opt.compile` and the Dynamo backend all come through here.
 
-    sources --import_model--> structured IR --schedule--> kernel IR --lower--> tiles --generate--> Triton --write--> bundle
+    sources --import_model--> structured IR --schedule--> kernel IR --lower--> tiles --generate--> Triton
+            --tune--> measured tiles --write--> bundle
 
 An op that a step cannot take is left to ATen, with a remark that says why; `strict` makes that an error. When code generation
 refuses a kernel, the compile starts again with the ops of that kernel left out.
@@ -9,6 +10,7 @@ refuses a kernel, the compile starts again with the ops of that kernel left out.
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -34,12 +36,14 @@ from topo_opt.output_folder import check_bundle_folder
 from topo_opt.pipeline import levels, remarks
 from topo_opt.pipeline.run import Instrument, run
 from topo_opt.topology import Topology, load
+from topo_opt.tuning.settings import Settings
 
 if TYPE_CHECKING:
     from topo_opt.codegen.plan import VariantRequest
     from topo_opt.frontend.archive_scan import ArchiveInfo
     from topo_opt.frontend.weights import WeightSource
     from topo_opt.report import Report
+    from topo_opt.tuning.tuner import Tuned
 
 Phase = Callable[[str], AbstractContextManager[Any]]
 """Entered around every step with its name; the command line shows progress by it."""
@@ -57,6 +61,13 @@ class Options:
     pack_weights: bool = True
     """Copy weights that are in memory into the bundle; without it the caller binds them when the bundle is loaded."""
     verify_each: bool = True
+    tune: str | None = None
+    """ "off", "cache", "short" or "full"; None: as the level says, see `tuning.settings`."""
+    tuning_cache: str | Path | None = None
+    """Folder of measured tiles; None: the user's."""
+    tuning_data: Sequence[str | Path] = ()
+    """More files of measured tiles, or bundles that have such."""
+    tuning_time_s: float | None = None
     instruments: Callable[[], Sequence[Instrument]] = tuple
     phase: Phase = nullcontext
 
@@ -64,6 +75,11 @@ class Options:
     def machine(self) -> Topology:
         """The topology, loaded. Raises InputError when there is none of that name, or the file has faults."""
         return load(self.topology)
+
+    @cached_property
+    def tuning(self) -> Settings:
+        """What the tuning options say together with the level. Raises InputError for options of another form."""
+        return Settings.of(self.level, self.tune, self.tuning_cache, self.tuning_data, self.tuning_time_s)
 
 
 @dataclass
@@ -77,6 +93,7 @@ class Compilation:
     variants: tuple[FunctionVariant, ...]
     remarks: list[Remark]
     sources: dict[str, KernelSource] = field(default_factory=dict)
+    tuned: "Tuned | None" = None
 
 
 # Function -> node of its graph -> why it is left to ATen.
@@ -101,7 +118,7 @@ def start(sources: Mapping[str, Source], options: Options, leave: Leave | None =
     """
     if not sources:
         raise InputError("no model was given")
-    _ = options.machine  # a fault in the topology shows before any work is done
+    _ = options.machine, options.tuning  # a fault in them shows before any work is done
     with options.phase("import"):
         model = import_model(sources, buckets=options.buckets, trust=options.trust, leave=leave)
         module = ir.Module.parse(model.module, dialects.load(ir.Context()))
@@ -136,7 +153,31 @@ def with_kernels(sources: Mapping[str, Source], options: Options) -> Compilation
             break
         leave = {f: leave.get(f, {}) | more.get(f, {}) for f in (*leave, *more)}
     _leave_to_aten(compilation, refused)
+    tune(compilation)
     return compilation
+
+
+def tune(compilation: Compilation) -> None:
+    """Chooses tiles by what is measured, now or earlier, and makes the code of the kernels again that get another one."""
+    from topo_opt.estimate import work_of
+    from topo_opt.tuning.tuner import Subject
+    from topo_opt.tuning.tuner import tune as choose
+
+    options = compilation.options
+    if options.tuning.mode == "off":
+        return
+    launches = Counter(
+        callee for _, function in plan_functions(compilation.module) for callee in callees(function)
+    )
+    device = options.machine.primary
+    with options.phase("tune"), compilation.module.context, ir.Location.unknown():
+        subjects = [
+            Subject(symbol, function, launches[symbol] * work_of(function).floor_ns(device))
+            for symbol, function in kernels(compilation.module)
+            if launches[symbol] and symbol in compilation.sources
+        ]
+        compilation.tuned = choose(subjects, device, options.tuning)
+    compilation.sources |= compilation.tuned.sources
 
 
 def require_nothing_left(compilation: Compilation) -> None:
@@ -308,11 +349,20 @@ def _write(compilation: Compilation, resources: Mapping[str, Any], summary: "Rep
             aten={function: json.loads(text) for function, text in compilation.model.aten.items()},
             ir={"structured": _structured_text(compilation), "kernel": str(compilation.module)},
             report=summary.as_json(),
+            tuning=_tuning_data(compilation),
             weights=weights.table if weights else None,
             weights_writer=weights.writer if weights else None,
         )
         _require_openable(path)
         return path
+
+
+def _tuning_data(compilation: Compilation) -> Any:
+    """tuning.json: the measured times behind the choices, for other compiles; None when there are none."""
+    from topo_opt.tuning.records import file_content
+
+    entries = compilation.tuned.entries() if compilation.tuned else []
+    return file_content(entries) if entries else None
 
 
 def _require_aten_readable(programs: Mapping[str, str]) -> None:

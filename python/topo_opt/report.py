@@ -1,6 +1,7 @@
 """What a compile says about itself: report.json of the bundle, and the table at the end of a compile.
 
-Nothing in it depends on time or machine, so that equal inputs give equal bundles.
+Nothing in it depends on time or machine but what was measured for tuning, so that equal inputs, measured times among them,
+give equal bundles.
 """
 
 import re
@@ -11,14 +12,24 @@ from typing import Any, TextIO
 
 from torch_mlir import ir
 
+from topo_opt.codegen.triton.kernel import plain
 from topo_opt.driver import Compilation, callees, kernels, plan_functions
 from topo_opt.errors import Remark
 from topo_opt.estimate import declared_traffic, work_of
+from topo_opt.tuning.records import Choice
 
 SCHEMA = 1
 _GRAPH_NODE = "fxnode:"
 _COMPUTE = ("linalg.", "topo.", "tm_tensor.")
 _AT_MOST = 30
+# What a tile rests on, as the report words it, the best first.
+_BASES = {
+    "measured": "measurement",
+    "cache": "an earlier measurement",
+    "data": "shipped data",
+    "transfer": "other sizes",
+    "model": "the cost model",
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,8 @@ class KernelRow:
     registers: int | None = None
     spills: int | None = None
     shared: int | None = None
+    tuning: dict[str, Any] | None = None
+    """The tile and the figure that it rests on (`tuning.records.Choice`)."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,8 @@ class Report:
     functions: tuple[FunctionRow, ...]
     kernels: tuple[KernelRow, ...]
     left: tuple[Remark, ...]
+    tuning: dict[str, Any]
+    """The mode, and notes about what could not be measured or read."""
 
     def as_json(self) -> dict[str, Any]:
         """report.json."""
@@ -99,6 +114,9 @@ def build(compilation: Compilation, resources: Mapping[str, Any] | None = None) 
         tuple(_function_rows(compilation, floors, device.launch.eager_ns.value)),
         shared,
         tuple(compilation.remarks),
+        {"mode": tuned.mode, "notes": tuned.notes}
+        if (tuned := compilation.tuned)
+        else {"mode": "off", "notes": []},
     )
 
 
@@ -129,7 +147,19 @@ def _kernel_rows(
             source.grid if source else None,
             source.num_warps if source else None,
             *((used.registers, used.spills, used.shared) if used else (None, None, None)),
+            _tuning(compilation, symbol, function),
         )
+
+
+def _tuning(compilation: Compilation, symbol: str, function: ir.Operation) -> dict[str, Any] | None:
+    """What the choice of a kernel's tile rests on; without tuning the cost model."""
+    choice = compilation.tuned.choices.get(symbol) if compilation.tuned else None
+    if choice is not None:
+        return choice.as_json()
+    kernel = plain(ir.DictAttr(function.attributes["topo.kernel"]))
+    return (
+        Choice(symbol, kernel["tile"], "model", note="tuning is off").as_json() if "tile" in kernel else None
+    )
 
 
 def _aten_rows(compilation: Compilation, launches: Counter[str]) -> Iterator[KernelRow]:
@@ -203,6 +233,7 @@ def render(report: Report, stream: TextIO, *, width: int | None = None) -> None:
         ("MB", "right"),
         ("us", "right"),
         ("share", "right"),
+        ("tile", "left"),
     ):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for row in report.kernels[:_AT_MOST]:
@@ -214,14 +245,35 @@ def render(report: Report, stream: TextIO, *, width: int | None = None) -> None:
             f"{row.nbytes / 1e6:.2f}",
             f"{row.floor_ns / 1e3:.2f}",
             f"{100 * row.share:.1f}%",
+            _tile_cell(row.tuning),
         )
     if len(report.kernels) > _AT_MOST:
-        table.add_row(f"and {len(report.kernels) - _AT_MOST} more", "", "", "", "", "")
+        table.add_row(f"and {len(report.kernels) - _AT_MOST} more", "", "", "", "", "", "")
     console.print(table)
     for function in report.functions:
         console.print(_function_line(function), markup=False)
+    console.print(_tuning_line(report), markup=False)
+    for note in report.tuning["notes"]:
+        console.print(f"tuning: {note}", markup=False)
     for line in _left_lines(report.left):
         console.print(line, markup=False)
+
+
+def _tile_cell(tuning: Mapping[str, Any] | None) -> str:
+    """What a tile rests on: the measured time in us, with how many others were tried."""
+    if tuning is None:
+        return ""
+    if tuning["us"] is None:
+        return str(tuning["basis"])
+    tried = f" of {tuning['tried']}" if tuning["tried"] else ""
+    return f"{tuning['basis']} {tuning['us']:.2f} us{tried}"
+
+
+def _tuning_line(report: Report) -> str:
+    """How many kernels have a tile of which basis."""
+    bases = Counter(row.tuning["basis"] for row in report.kernels if row.tuning)
+    parts = [f"{bases[b]} by {_BASES[b]}" for b in _BASES if bases[b]]
+    return f"tiles: {', '.join(parts) or 'none'}"
 
 
 def _function_line(row: FunctionRow) -> str:

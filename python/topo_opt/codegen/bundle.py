@@ -35,6 +35,7 @@ def write_bundle(
     aten: Json = None,
     ir: Mapping[str, str] | None = None,
     report: Json = None,
+    tuning: Json = None,
     weights: Json = None,
     weights_writer: Callable[[Path], None] | None = None,
 ) -> Path:
@@ -45,6 +46,7 @@ def write_bundle(
         kernels: kernel symbol -> Python source, at least those of the plan.
         aten: function name -> AtenProgram JSON.
         ir: name without extension -> MLIR text, kept for reading.
+        tuning: content of tuning.json (measured tiles, which another compile can read), or None.
         weights: content of weights.json (a reference to the source archive), or None.
         weights_writer: writes weights.safetensors at the path it is given, or None.
 
@@ -58,7 +60,8 @@ def write_bundle(
         out.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
         os.chmod(work, 0o777 & ~_umask())
-        _fill(work, built, kernels, aten, ir or {}, report, weights, weights_writer)
+        files = {"aten": aten, "report": report, "tuning": tuning, "weights": weights}
+        _fill(work, built, kernels, files, ir or {}, weights_writer)
         _write(work / MANIFEST, strict_json.dumps(_manifest(work)))
         _put_in_place(work, out)
     except OSError as error:
@@ -73,16 +76,14 @@ def _fill(
     work: Path,
     built: BuiltPlan,
     kernels: Mapping[str, str],
-    aten: Json,
+    files: Mapping[str, Json],
     ir: Mapping[str, str],
-    report: Json,
-    weights: Json,
     weights_writer: Callable[[Path], None] | None,
 ) -> None:
     _write(work / "plan.json", strict_json.dumps(built.plan.to_json()))
-    for name, value in (("aten.json", aten), ("report.json", report), ("weights.json", weights)):
+    for name, value in files.items():
         if value is not None:
-            _write(work / name, strict_json.dumps(value))
+            _write(work / f"{name}.json", strict_json.dumps(value))
     for symbol, kernel in built.plan.kernels.items():
         _write(work / kernel.file, kernels[symbol].encode())
     for name, text in ir.items():

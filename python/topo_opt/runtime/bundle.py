@@ -29,7 +29,7 @@ MAX_TEXT_BYTES = 1 << 30
 """Cap for JSON, kernel and IR files, which are read into memory."""
 MAX_MANIFEST_BYTES = 64 << 20
 PLACES = re.compile(
-    r"(plan|aten|report|weights)\.json|(weights|constants)\.safetensors|report\.html"
+    r"(plan|aten|report|tuning|weights)\.json|(weights|constants)\.safetensors|report\.html"
     r"|kernels/[A-Za-z_][A-Za-z0-9_]*\.py|ir/[A-Za-z0-9_][A-Za-z0-9_.-]*\.mlir"
 )
 _CHUNK = 8 << 20

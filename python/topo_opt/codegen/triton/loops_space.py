@@ -1,0 +1,71 @@
+"""Tiles worth measuring for pointwise kernels, reductions, updates and scans: those around the default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
+from math import log2, prod
+
+from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
+from topo_opt.codegen.triton.tiles import default_tile
+
+MOST = 40
+MOST_ELEMENTS = 64
+"""Elements of a tile that one thread holds: 64 f32 values are a quarter of its registers."""
+ONE_BLOCK = 2048
+"""Columns up to which a row is always held in one block: a loop would only read it twice."""
+_THREADS = 32  # of a warp
+_WARPS = (1, 2, 4, 8, 16)
+
+
+def candidates(kernel: Kernel) -> list[dict[str, int]]:
+    """Tiles, the default first, then the others by how far they are from it."""
+    default = default_tile(kernel)
+    rows, cols = _sizes(kernel, default)
+    found = [
+        default | {"x": x, "r": r, "warps": warps}
+        for x, r, warps in product(_around(default["x"], 3, rows), _columns(kernel, default, cols), _WARPS)
+        if warps * _THREADS <= max(x * r, _THREADS) <= MOST_ELEMENTS * warps * _THREADS
+    ]
+    return nearest_first(default, found)[:MOST]
+
+
+def _sizes(kernel: Kernel, default: Mapping[str, int]) -> tuple[int, int]:
+    """Rows and columns; where a family does not name them, its default is a block of all of them at most."""
+    attributes = kernel.attributes
+    if "rows" in attributes:
+        return prod(attributes["rows"]), prod(attributes["cols"])
+    written = max((kernel.graph.values[v].numel for v in kernel.graph.returns), default=1)
+    return max(written // default["r"], 1), default["r"]
+
+
+def _columns(kernel: Kernel, default: Mapping[str, int], cols: int) -> Iterable[int]:
+    if kernel.attributes["family"] != "loops" or (default["r"] >= cols and cols <= ONE_BLOCK):
+        return [default["r"]]
+    return _around(default["r"], 2, cols)
+
+
+def _around(value: int, steps: int, limit: int) -> list[int]:
+    """Powers of two from `value` down and up, no larger than what `limit` needs."""
+    most = max(next_power_of_two(max(limit, 1)), value)
+    return [v for s in range(-steps, steps + 1) if 1 <= (v := int(value * 2.0**s)) <= most]
+
+
+def nearest_first(tile: Mapping[str, int], tiles: Iterable[Mapping[str, int]]) -> list[dict[str, int]]:
+    """A tile, then others by how far they are from it, each once."""
+    ordered = sorted((dict(t) for t in tiles), key=lambda t: (distance(tile, t), sorted(t.items())))
+    return list(_once([dict(tile), *ordered]))
+
+
+def distance(a: Mapping[str, int], b: Mapping[str, int]) -> float:
+    """The sum of the ratios of two tiles' entries, as powers of two."""
+    return sum(abs(log2(max(v, 1) / max(a.get(k, 1), 1))) for k, v in b.items())
+
+
+def _once(tiles: Iterable[dict[str, int]]) -> Iterator[dict[str, int]]:
+    seen: set[tuple[tuple[str, int], ...]] = set()
+    for tile in tiles:
+        entry = tuple(sorted(tile.items()))
+        if entry not in seen:
+            seen.add(entry)
+            yield tile

@@ -1,0 +1,262 @@
+"""Chooses the tile of every kernel of a compile, and says what each choice rests on.
+
+In this order: this kernel measured with these tools (cache), or now (measured), or with other versions (data), a kernel of
+the same structure at other sizes (transfer), the cost model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch_mlir import ir
+
+from topo_opt.codegen.kernel_source import KernelSource
+from topo_opt.codegen.triton.kernel import Kernel
+from topo_opt.codegen.triton.target import Target
+from topo_opt.errors import UnsupportedError
+from topo_opt.topology import Device
+from topo_opt.tuning import search_space
+from topo_opt.tuning.arguments import signature_of
+from topo_opt.tuning.cache import Store, open_store
+from topo_opt.tuning.gpu import find_gpu
+from topo_opt.tuning.key import Key, key_of
+from topo_opt.tuning.measure import Case, Measurer
+from topo_opt.tuning.records import DEPTHS, Choice, Entry, Tile
+from topo_opt.tuning.search import Found, Problem, Search
+from topo_opt.tuning.settings import Settings, device_id
+
+FindMeasurer = Callable[[Device], "tuple[Measurer | None, str]"]
+"""Something that measures on a device, or None and why there is nothing."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel to choose a tile for. `weight`: its part of the model's time."""
+
+    symbol: str
+    func: ir.Operation
+    weight: float = 1.0
+
+
+@dataclass
+class Tuned:
+    """Choices by symbol; `notes` say what was not possible, and what of the cache could not be used."""
+
+    mode: str
+    choices: dict[str, Choice] = field(default_factory=dict)
+    sources: dict[str, KernelSource] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def entries(self) -> list[Entry]:
+        """What is worth keeping for another compile: measured times of these very kernels."""
+        return [c.entry for c in self.choices.values() if c.entry is not None and c.basis != "transfer"]
+
+
+@dataclass
+class _Open:
+    """A kernel on its way to a choice."""
+
+    subject: Subject
+    kernel: Kernel
+    key: Key
+    own: Tile
+    """The tile that it has: the cost model's."""
+    guess: Choice
+    """What would be chosen without measuring."""
+
+    @cached_property
+    def tiles(self) -> list[Tile]:
+        """Its own tile, then other candidates."""
+        return [self.own, *(t for t in search_space.candidates(self.kernel) if dict(t) != self.own)]
+
+
+def tune(
+    subjects: list[Subject],
+    device: Device,
+    settings: Settings,
+    *,
+    find: FindMeasurer = find_gpu,
+    store: Store | None = None,
+) -> Tuned:
+    """Chooses tiles.
+
+    Args:
+        subjects: kernels that have a tile, for which there is code.
+        find: where to measure; called only when something has to be.
+        store: by default what `settings` name.
+
+    Raises:
+        InputError: a file of entries named by the user cannot be read.
+    """
+    tuned = Tuned(settings.mode)
+    if settings.mode == "off":
+        return tuned
+    store = store or open_store(device_id(device.model), settings.folder, settings.data)
+    target = Target.of(device)
+    unknown: list[_Open] = []
+    for subject in subjects:
+        opened = _look_up(subject, target, store)
+        tuned.choices[subject.symbol] = opened.guess
+        if settings.searches and not _is_settled(opened.guess, settings.mode):
+            unknown.append(opened)
+    if unknown:
+        _search(unknown, device, settings, find, store, tuned)
+    _generate(subjects, target, tuned)
+    tuned.notes += store.remarks
+    return tuned
+
+
+def _is_settled(choice: Choice, depth: str) -> bool:
+    """Whether a search as deep as this was made with these tools."""
+    known = choice.basis == "cache" and choice.entry is not None
+    return known and DEPTHS.index(choice.entry.depth) >= DEPTHS.index(depth)  # type: ignore[union-attr]
+
+
+def _look_up(subject: Subject, target: Target, store: Store) -> _Open:
+    kernel = Kernel(subject.func, target)
+    own: Tile = dict(kernel.attributes["tile"])
+    key = key_of(subject.func)
+    symbol = subject.symbol
+    opened = _Open(subject, kernel, key, own, Choice(symbol, own, "model", note="nothing was measured"))
+    if (entry := store.exact(key)) is not None:
+        opened.guess = _known(symbol, entry, "cache", "measured earlier with the same versions")
+    elif (entry := store.same_kernel(key)) is not None:
+        opened.guess = _known(symbol, entry, "data", f"measured with {_tools(entry)}")
+    elif (entry := store.nearest(key)) is not None and (
+        tile := search_space.fit(entry.best.tile, opened.tiles)
+    ):
+        note = f"from sizes {_sizes(entry.key)}, measured with {_tools(entry)}"
+        opened.guess = Choice(symbol, tile, "transfer", entry.best.us, note=note, entry=entry)
+    guess = opened.guess
+    if guess.basis != "model" and not _has_code(kernel, guess.tile):
+        note = f"no code for the tile {dict(guess.tile)} of {guess.basis}"
+        opened.guess = Choice(symbol, own, "model", note=note)
+    return opened
+
+
+def _known(symbol: str, entry: Entry, basis: str, note: str) -> Choice:
+    return Choice(
+        symbol,
+        entry.best.tile,
+        basis,
+        entry.best.us,
+        None,
+        len(entry.timed) + len(entry.rejected),
+        entry.rejected,
+        note,
+        entry,
+    )
+
+
+def _tools(entry: Entry) -> str:
+    return " ".join(
+        f"{name} {entry.versions[name]}" for name in ("torch", "triton") if name in entry.versions
+    )
+
+
+def _sizes(key: Key) -> str:
+    return "x".join(map(str, key.sizes))
+
+
+def _has_code(kernel: Kernel, tile: Tile) -> bool:
+    try:
+        search_space.lower(kernel, tile)
+    except (UnsupportedError, KeyError):
+        return False
+    return True
+
+
+def _search(
+    unknown: list[_Open],
+    device: Device,
+    settings: Settings,
+    find: FindMeasurer,
+    store: Store,
+    tuned: Tuned,
+) -> None:
+    measurer, reason = find(device)
+    if measurer is None:
+        tuned.notes.append(f"nothing was measured: {reason}")
+        return
+    try:
+        problems = [_problem(opened, device) for opened in unknown]
+        found = Search(measurer, settings.mode, settings.limit_s).run(problems)
+    finally:
+        close = getattr(measurer, "close", None)
+        if close is not None:
+            close()
+    for opened in unknown:
+        symbol = opened.subject.symbol
+        choice = _choice(opened, found[symbol], settings, store)
+        tuned.choices[symbol] = choice
+        if choice.basis == "measured" and choice.entry is not None and not found[symbol].skipped:
+            store.put(choice.entry)
+
+
+def _problem(opened: _Open, device: Device) -> Problem:
+    own, kernel = opened.own, opened.kernel
+    # What other sizes or other versions suggest is tried right after the default.
+    tiles = [own, opened.guess.tile, *opened.tiles[1:]]
+    once = [t for i, t in enumerate(tiles) if dict(t) not in [dict(u) for u in tiles[:i]]]
+    signature = signature_of(opened.subject.func, l2_bytes=device.l2_bytes.value)
+    case = Case(opened.subject.symbol, signature, search_space.lower(kernel, own))
+    return Problem(
+        opened.subject.symbol,
+        case,
+        once,
+        lambda tile: search_space.lower(kernel, tile),
+        opened.subject.weight,
+    )
+
+
+def _choice(opened: _Open, found: Found, settings: Settings, store: Store) -> Choice:
+    timed, rejected = found.ordered(opened.own), tuple(found.rejected.values())
+    symbol = opened.subject.symbol
+    if not timed:
+        reason = rejected[0].reason if rejected else "time ran out before its first candidate"
+        return Choice(
+            symbol,
+            opened.guess.tile,
+            opened.guess.basis,
+            opened.guess.us,
+            tried=len(rejected),
+            rejected=rejected,
+            note=f"nothing could be measured: {reason}",
+            entry=opened.guess.entry,
+        )
+    entry = Entry(
+        opened.key, store.device, store.versions, settings.mode, timed, rejected, opened.subject.symbol
+    )
+    skipped = f"; {found.skipped} not tried, time ran out" if found.skipped else ""
+    return Choice(
+        symbol,
+        timed[0].tile,
+        "measured",
+        timed[0].us,
+        found.default_us,
+        len(timed) + len(rejected),
+        rejected,
+        f"{settings.mode} search{skipped}",
+        entry,
+    )
+
+
+def _generate(subjects: list[Subject], target: Target, tuned: Tuned) -> None:
+    """Writes the choices into the kernels, and makes the code of those that get another tile."""
+    for subject in subjects:
+        choice = tuned.choices[subject.symbol]
+        if dict(Kernel(subject.func, target).attributes["tile"]) == dict(choice.tile):
+            continue
+        set_tile(subject.func, choice.tile)
+        tuned.sources[subject.symbol] = search_space.lower(Kernel(subject.func, target), choice.tile)
+
+
+def set_tile(func: ir.Operation, tile: Mapping[str, int]) -> None:
+    """Sets `tile` in the `topo.kernel` dictionary of a function."""
+    context = func.context
+    i64 = ir.IntegerType.get_signless(64, context)
+    attribute = ir.DictAttr.get({k: ir.IntegerAttr.get(i64, v) for k, v in tile.items()}, context)
+    entries = {n.name: n.attr for n in ir.DictAttr(func.attributes["topo.kernel"])} | {"tile": attribute}
+    func.attributes["topo.kernel"] = ir.DictAttr.get(entries, context)
