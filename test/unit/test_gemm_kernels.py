@@ -73,8 +73,11 @@ TILES = {
     "whole rows": vector(k=256),
     "repeat": vector(repeat=2, k=128),
     "loop": vector(k=16),
+    "skinny": {"split": 1, "n": 16, "k": 64, "warps": 4, "stages": 3},
+    "split": {"split": 3, "n": 32, "k": 32, "warps": 4, "stages": 3},
+    "one step": {"split": 4, "n": 16, "k": 64, "warps": 4, "stages": 1},
 }
-ROWS = {"vector": 2, "whole rows": 1, "repeat": 3, "loop": 2}
+ROWS = {"vector": 2, "whole rows": 1, "repeat": 3, "loop": 2, "skinny": 16, "split": 5, "one step": 20}
 FORMS = list(TILES)
 
 
@@ -218,7 +221,7 @@ def test_dependent_launch_loads_nothing_that_may_be_written_before_the_wait(form
     result = f.demote(f.pointwise([(product, "d0, d1"), (r, "d0, d1")], product.shape, "f32", code))
     source = verify(f.text([result], TILES[form], immutable=[1, 2], pdl=True)).source
     assert source.pdl
-    before, after = source.source.split("gdc_wait()\n")
+    before, _ = source.source.split("gdc_wait()\n")
     assert before.index("gdc_launch_dependents()\n") and "tl.load(in2 + " in before
     assert "tl.load(in0 + " not in before and "tl.load(in3 + " not in before
     nothing = verify(f.text([result], TILES[form], immutable=[], pdl=True)).source.source

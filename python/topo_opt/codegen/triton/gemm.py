@@ -10,8 +10,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.triton.gemm_matrix import Matrix
+from topo_opt.codegen.triton.gemm_skinny import Skinny
 from topo_opt.codegen.triton.gemm_vector import Vector
 from topo_opt.codegen.triton.kernel import Kernel
 
@@ -22,5 +25,9 @@ def lower(kernel: Kernel) -> KernelSource:
     Raises:
         UnsupportedError: something in the kernel that its form can't express.
     """
-    form = Matrix if "m" in kernel.attributes["tile"] else Vector
-    return form(kernel).lower()
+    return form_of(kernel.attributes["tile"])(kernel).lower()
+
+
+def form_of(tile: Mapping[str, int]) -> type[Matrix] | type[Skinny] | type[Vector]:
+    """The form that a tile is for."""
+    return Matrix if "m" in tile else Skinny if "split" in tile else Vector

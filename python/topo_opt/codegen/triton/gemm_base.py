@@ -7,7 +7,7 @@ are asked of it. A form computes them, seeds them as values (`seed_product`, `se
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 
@@ -64,7 +64,6 @@ class Gemm:
     """One kernel during emission. A form names its axes, then calls `plan` and emits."""
 
     kernel: Kernel
-    writer: Writer = field(default_factory=lambda: Writer(indent=1))
 
     def __post_init__(self) -> None:
         kernel, graph = self.kernel, self.kernel.graph
@@ -89,7 +88,12 @@ class Gemm:
             if node.results[0] not in self._updates or operand not in destination(node)
         }
         pointers, self.params = kernel.pointer_params(read)
-        self.emitter = RehearsingEmitter(graph, self.writer, self._axes(), pointers, fast=kernel.fast)
+        self.emitter = RehearsingEmitter(graph, Writer(indent=1), self._axes(), pointers, fast=kernel.fast)
+
+    @property
+    def writer(self) -> Writer:
+        """Where source goes now: a rehearsal has its own."""
+        return self.emitter.writer
 
     # -- axes -------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,259 @@
+"""The skinny form: some rows beside many weights, on tensor cores.
+
+The weights are the first operand of `tl.dot`, so that their columns fill the large side of the instruction, and the rows,
+padded to a power of two, the small one. k is split over `split` programs: each writes its sums to scratch memory, and
+the last one to arrive adds them up in the order of the splits and does the epilogue (`arrivals`). With `pdl` the first block
+of weights is requested before the kernel waits for the one before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from topo_opt.codegen.kernel_source import KernelSource, Scratch
+from topo_opt.codegen.triton import arrivals
+from topo_opt.codegen.triton.element_types import compute_type, signature_type
+from topo_opt.codegen.triton.emit import Axis
+from topo_opt.codegen.triton.gemm_base import Gemm, Place, Statistic
+from topo_opt.codegen.triton.kernel import next_power_of_two
+from topo_opt.structured.index import symbol
+
+SMALLEST_DOT = 16
+"""`tl.dot` takes no dimension under this."""
+STATISTIC_REGISTERS = 16
+"""Registers of a thread up to which a statistic is only reduced after the loop."""
+_TILE = "(BLOCK_N, BLOCK_M)"
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Axes of a block of k: along the weights and along the rows."""
+
+    weights: str
+    rows: str
+
+
+_FIRST, _LATER, _BEFORE = _Steps("kw0", "kx0"), _Steps("kw", "kx"), _Steps("", "ks")
+
+
+def padded_rows(m: int) -> int:
+    """Rows that a program holds for `m` rows."""
+    return max(SMALLEST_DOT, next_power_of_two(m))
+
+
+class Skinny(Gemm):
+    """A block of columns and a share of k a program, all rows."""
+
+    def _axes(self) -> dict[str, Axis]:
+        k = [self.axis(name, self.k, self.tile["k"]) for name in ("kw0", "kx0", "kw", "kx", "ks")]
+        return {
+            "n": self.axis("n", self.columns, self.tile["n"]),
+            "m": self.axis("m", self.m, padded_rows(self.m)),
+            **{a.name: a for a in k},
+            "b": Axis("b", self.batch, "b", scalar=True),
+        }
+
+    @cached_property
+    def _steps(self) -> int:
+        """Blocks of k of a program."""
+        return -(-self._all_steps // self.tile["split"])
+
+    @property
+    def _all_steps(self) -> int:
+        return -(-self.k // self.tile["k"])
+
+    @cached_property
+    def _splits(self) -> int:
+        """Programs that share a result, none of them without a block of k."""
+        return -(-self._all_steps // self._steps)
+
+    def lower(self) -> KernelSource:
+        if self.pdl:
+            self.writer.line("gdc_launch_dependents()")
+        self._define_axes()
+        places = self.places(symbol("m", self.m), symbol("n", self.columns))
+        self.check_coverage(places, self.batch * self.m * self.columns)
+        needs = self.emitter.rehearse(lambda: self._store(places))
+        row = [symbol("m", self.m)]
+        self._accumulators = [self.accumulator(r, row) for r in needs.reductions if self.is_product(r)]
+        self._define_block(_FIRST, self._start)
+        operands = self.emitter.rehearse(lambda: self._factors(_FIRST))
+        beside = [r for r in needs.reductions if not self.is_product(r)]
+        before, self._beside = self.order(operands.reductions, beside, symbol("ks", self.k))
+        if self.pdl:
+            self.load_now([load for load in (*operands.loads, *needs.loads) if load[0] in self.immutable])
+            self.writer.line("gdc_wait()")
+        for level in before:
+            self._reduce(level)
+        self._multiply()
+        blocks = -(-self.columns // self.tile["n"])
+        scratch: list[tuple[str, Scratch]] = []
+        if self._splits == 1:
+            self._finish(places)
+        else:
+            scratch = self._combine(places, blocks)
+        sizes = {"BLOCK_N": self.tile["n"], "BLOCK_M": padded_rows(self.m), "BLOCK_K": self.tile["k"]}
+        return self.source(sizes, (blocks * self._splits, self.batch, 1), self.tile["stages"], scratch)
+
+    # -- the space --------------------------------------------------------------------------------------------------
+
+    def _define_axes(self) -> None:
+        line, splits = self.writer.line, self._splits
+        line(f"pid = tl.program_id(0){self.cast}")
+        self.define_batch()
+        if splits > 1:
+            line(f"split = pid % {splits}")
+            line(f"block = pid // {splits}")
+        self.define("n", f"{'block' if splits > 1 else 'pid'} * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]")
+        self.define("m", "tl.arange(0, BLOCK_M)[None, :]")
+        if splits > 1:
+            line(f"start = split * {self._steps * self.tile['k']}")
+
+    @property
+    def _start(self) -> str:
+        return "start" if self._splits > 1 else "0"
+
+    def _define_block(self, steps: _Steps, start: str) -> None:
+        offset = "" if start == "0" else f"{start} + "
+        if steps.weights:
+            self.define(steps.weights, f"{offset}tl.arange(0, BLOCK_K)[None, :]")
+        self.define(steps.rows, f"{offset}tl.arange(0, BLOCK_K)[:, None]")
+
+    @property
+    def _rest(self) -> tuple[str, str] | None:
+        """First and last bound of k after the first block, as source; None when there is nothing."""
+        if self._steps == 1:
+            return None
+        chunk = self._steps * self.tile["k"]
+        if self._splits == 1:
+            return str(self.tile["k"]), str(self.k)
+        even = self._all_steps % self._steps == 0
+        return "start + BLOCK_K", f"start + {chunk}" if even else f"tl.minimum(start + {chunk}, {self.k})"
+
+    # -- the main loop ----------------------------------------------------------------------------------------------
+
+    def _factors(self, steps: _Steps) -> list[tuple[str, str]]:
+        axes = self.emitter.axes
+        found = []
+        for accumulator in self._accumulators:
+            right = self.operand(accumulator, "right", symbol(steps.weights, self.k))
+            left = self.operand(accumulator, "left", symbol(steps.rows, self.k))
+            found.append(
+                (
+                    self.factor(right, axes[steps.weights].mask, steps.weights, {"n", steps.weights}, "(BLOCK_N, BLOCK_K)"),
+                    self.factor(left, axes[steps.rows].mask, steps.rows, {"m", steps.rows}, "(BLOCK_K, BLOCK_M)"),
+                )
+            )  # fmt: skip
+        return found
+
+    def _multiply(self) -> None:
+        """Defines the accumulators of all products and statistics of this program's share of k."""
+        self._names = {a.request: f"acc{i}" for i, a in enumerate(self._accumulators)}
+        self._step(_FIRST, first=True)
+        if self._rest:
+            low, high = self._rest
+            with self.emitter.scope(f"for k0 in range({low}, {high}, BLOCK_K):"):
+                self._define_block(_LATER, "k0")
+                self._step(_LATER, first=False)
+        for i, statistic in enumerate(self._beside):
+            if self._reduced_late:
+                self.writer.line(f"stat{i} = {self._down(statistic, f'stat{i}')}")
+
+    def _step(self, steps: _Steps, first: bool) -> None:
+        precision = ', input_precision="ieee"' if self.element == "f32" else ""
+        for accumulator, (weights, rows) in zip(self._accumulators, self._factors(steps)):
+            name = self._names[accumulator.request]
+            before = "" if first else f", {name}"
+            self.writer.line(f"{name} = tl.dot({weights}, {rows}{before}{precision})")
+        for i, statistic in enumerate(self._beside):
+            term = self._term(statistic, steps)
+            term = term if self._reduced_late else self._down(statistic, term)
+            combined = term if first else statistic.combiner.combine(f"stat{i}", term)
+            self.writer.line(f"stat{i} = {combined}")
+
+    # -- statistics -------------------------------------------------------------------------------------------------
+
+    @property
+    def _reduced_late(self) -> bool:
+        registers = self.tile["k"] * padded_rows(self.m) / (32 * self.tile["warps"])
+        return registers * max(len(self._beside), 1) <= STATISTIC_REGISTERS
+
+    def _term(self, statistic: Statistic, steps: _Steps) -> str:
+        """A block of what a statistic combines, neutral past the end of k."""
+        value = self.term(statistic, symbol(steps.rows, self.k))
+        source, mask = self.emitter.tensor(value), self.emitter.axes[steps.rows].mask
+        if not {"m", steps.rows} <= value.depends:
+            source = self.writer.bind(f"tl.broadcast_to({source}, (BLOCK_K, BLOCK_M))")
+        neutral = statistic.combiner.identity
+        zero = value.is_load and steps.rows in value.depends and neutral in ("0", "0.0")
+        return self.writer.bind(f"tl.where({mask}, {source}, {neutral})") if mask and not zero else source
+
+    def _down(self, statistic: Statistic, source: str) -> str:
+        """A block reduced over k, kept as a row."""
+        function = statistic.combiner.function
+        reduced = f"tl.sum({source}, axis=0)" if function is None else f"tl.reduce({source}, 0, {function})"
+        return f"{reduced}[None, :]"
+
+    def _reduce(self, level: Sequence[Statistic]) -> None:
+        """Statistics that factors need: over all of k, by every program."""
+        names = [self.writer.fresh("stat") for _ in level]
+        for name, statistic in zip(names, level):
+            kind = compute_type(self.statistic_element(statistic))
+            self.writer.line(f"{name} = tl.full((BLOCK_K, BLOCK_M), {statistic.combiner.identity}, {kind})")
+        with self.emitter.scope(f"for k0 in range(0, {self.k}, BLOCK_K):"):
+            self._define_block(_BEFORE, "k0")
+            for name, statistic in zip(names, level):
+                term = self._term(statistic, _BEFORE)
+                self.writer.line(f"{name} = {statistic.combiner.combine(name, term)}")
+        for name, statistic in zip(names, level):
+            self.seed_statistic(statistic, self.writer.bind(self._down(statistic, name)), ("m",))
+
+    # -- results ----------------------------------------------------------------------------------------------------
+
+    def _store(self, places: Sequence[Place]) -> None:
+        for place in places:
+            self.store(place, ("n", "m"), _TILE)
+
+    def _finish(self, places: Sequence[Place]) -> None:
+        for accumulator in self._accumulators:
+            self.seed_product(accumulator, self._names[accumulator.request], ("n", "m"))
+        for i, statistic in enumerate(self._beside):
+            self.seed_statistic(statistic, f"stat{i}", ("m",))
+        self._store(places)
+
+    def _combine(self, places: Sequence[Place], blocks: int) -> list[tuple[str, Scratch]]:
+        """Writes this program's parts; the last program of a result adds them up and finishes."""
+        line, splits, slots = self.writer.line, self._splits, blocks * self.batch
+        line(f"slot = b * {blocks} + block" if self.batch > 1 else "slot = block")
+        scratch: list[tuple[str, Scratch]] = []
+        parts: list[tuple[str, str, str, str]] = []
+        mask = self.emitter.axes["m"].mask
+        guard = f", mask={mask}" if mask else ""
+        if self._accumulators:
+            size = self.tile["n"] * self.m
+            line(f"lane = tl.arange(0, BLOCK_N)[:, None] * {self.m} + m")
+            for name in self._names.values():
+                scratch.append((f"part_{name}", Scratch("fp32", slots * splits * size)))
+                parts.append((name, f"part_{name}", f"slot * {splits * size}", f"lane + {{}} * {size}"))
+        for i, statistic in enumerate(self._beside):
+            kind = signature_type(self.statistic_element(statistic))
+            scratch.append((f"part_stat{i}", Scratch(kind, slots * splits * self.m)))
+            parts.append((f"stat{i}", f"part_stat{i}", f"slot * {splits * self.m}", f"m + {{}} * {self.m}"))
+        for name, pointer, base, lane in parts:
+            line(f"tl.store({pointer} + {base} + {lane.format('split')}, {name}{guard})")
+        arrivals.count_in(self.writer, "slot")
+        scratch.append((arrivals.COUNTERS, arrivals.counters(slots)))
+        combiners = [None] * len(self._accumulators) + [s.combiner for s in self._beside]
+        with self.emitter.scope(f"if arrived == {splits - 1}:"):
+            self.load_now(self.emitter.rehearse(lambda: self._store(places)).loads)
+            for combiner, (name, pointer, base, lane) in zip(combiners, parts):
+                loaded = f'tl.load({pointer} + {base} + {{}}{guard}{", other=0" if mask else ""}, cache_modifier=".cg")'
+                line(f"{name} = {loaded.format(lane.format(0))}")
+                for split in range(1, splits):
+                    part = self.writer.bind(loaded.format(lane.format(split)), "p")
+                    line(f"{name} = {combiner.combine(name, part) if combiner else f'{name} + {part}'}")
+            self._finish(places)
+            arrivals.set_back(self.writer, "slot")
+        return scratch
