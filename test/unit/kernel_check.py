@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch_mlir import ir
@@ -60,6 +61,12 @@ def random_tensor(kind: ir.Type, generator: torch.Generator) -> torch.Tensor:
     return torch.randint(0, 2, shape, generator=generator).to(dtype)
 
 
+def described(tensor: torch.Tensor, made: Mapping[str, Sequence[int]]) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(tensor, *(list(made[k]) for k in ("shape", "strides", "block")))
+
+
 def launch(kernel: KernelSource, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
     """Runs a kernel source in the interpreter; results are written in place."""
     scratch = [
@@ -67,11 +74,12 @@ def launch(kernel: KernelSource, inputs: Sequence[torch.Tensor], results: Sequen
         for s in kernel.scratch
     ]
     pools = {"arg": inputs, "result": results, "scratch": scratch}
-    arguments = {}
+    arguments, buffers = {}, []
     for param in kernel.params:
         tensor = pools[param.kind][param.index]
-        arguments[param.name] = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    buffers = list(arguments.values())
+        tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        buffers.append(tensor)
+        arguments[param.name] = tensor if param.descriptor is None else described(tensor, param.descriptor)
     with interpreter.interpreting():
         function = load_function(kernel.source, f"{kernel.name}.py", kernel.name)
         interpreter.launch(function, kernel.grid, arguments | dict(kernel.constexprs), buffers)

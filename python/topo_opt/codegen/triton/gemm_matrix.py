@@ -1,16 +1,26 @@
-"""The matrix form: tensor cores, one tile of the result a program, k in blocks."""
+"""The matrix form: tensor cores, one tile of the result at a time, k in blocks.
+
+Programs compute one tile each, or, with `persistent`, as many programs as the machine holds walk over all tiles: loads of the
+next tile then start under the epilogue of the one before. With `tma`, operands that lie in memory as a tensor descriptor can
+say are copied by the hardware; the others are loaded through pointers.
+"""
 
 from __future__ import annotations
 
-from topo_opt.codegen.kernel_source import KernelSource
+from functools import partial
+
+from topo_opt.codegen.kernel_source import KernelSource, Param
 from topo_opt.codegen.triton.emit import Axis
-from topo_opt.codegen.triton.gemm_base import Accumulator, Gemm
+from topo_opt.codegen.triton.gemm_base import Accumulator, Gemm, Place
+from topo_opt.codegen.triton.gemm_descriptors import BlockAxis, Operand, describe
 from topo_opt.errors import UnsupportedError
-from topo_opt.structured.index import symbol
+from topo_opt.structured.index import Expr, symbol
+
+_SHAPE = "(BLOCK_M, BLOCK_N)"
 
 
 class Matrix(Gemm):
-    """Programs in groups of rows, so that neighbours share tiles in L2."""
+    """Tiles are walked in groups of rows, so that neighbours share operands in L2."""
 
     def _axes(self) -> dict[str, Axis]:
         tile = self.tile
@@ -23,51 +33,121 @@ class Matrix(Gemm):
         }
 
     def lower(self) -> KernelSource:
-        tile, line = self.tile, self.writer.line
+        tile = self.tile
+        self.rows, self.cols = -(-self.m // tile["m"]), -(-self.columns // tile["n"])
+        self.described: dict[Operand, str] = {}
+        m, n = symbol("m", self.m), symbol("n", self.columns)
         if self.pdl:
-            line("gdc_launch_dependents()")
-        rows, columns = -(-self.m // tile["m"]), -(-self.columns // tile["n"])
-        group = min(tile["group"], rows)
-        line("pid = tl.program_id(0)")
-        self.define_batch()
-        line(f"first = pid // {group * columns} * {group}")
-        line(f"rows = tl.minimum({rows} - first, {group})")
-        line(f"pid_m = first + pid % {group * columns} % rows")
-        line(f"pid_n = pid % {group * columns} // rows")
+            self.writer.line("gdc_launch_dependents()")
+        tiles, programs = self.rows * self.cols * self.batch, tile.get("persistent", 0)
+        if programs:
+            if self.pdl:
+                self.writer.line("gdc_wait()")
+            programs = min(programs, tiles)
+            with self.emitter.scope(
+                f"for pid in tl.range(tl.program_id(0), {tiles}, {programs}, flatten=True):"
+            ):
+                self._tile("pid", m, n)
+            grid = (programs, 1, 1)
+        else:
+            self.writer.line("pid = tl.program_id(0)")
+            self._tile(None, m, n)
+            grid = (self.rows * self.cols, self.batch, 1)
+        self.params = self._with_descriptors()
+        blocks = {"BLOCK_M": tile["m"], "BLOCK_N": tile["n"], "BLOCK_K": tile["k"]}
+        return self.source(blocks, grid, tile["stages"])
+
+    def _tile(self, walking: str | None, m: Expr, n: Expr) -> None:
+        """One tile of the result; `walking` names the number of the tile over all batches, None takes two program numbers."""
+        line, tile = self.writer.line, self.tile
+        group, per_batch = min(tile["group"], self.rows), self.rows * self.cols
+        number = "pid"
+        if walking and self.batch > 1:
+            line(f"b = ({walking} // {per_batch}){self.cast}")
+            number = self.writer.bind(f"{walking} % {per_batch}", "t")
+        elif self.batch > 1:
+            self.define_batch()
+        line(f"first = {number} // {group * self.cols} * {group}")
+        line(f"rows = tl.minimum({self.rows} - first, {group})")
+        line(f"pid_m = first + {number} % {group * self.cols} % rows")
+        line(f"pid_n = {number} % {group * self.cols} // rows")
         self.define("m", f"pid_m{self.cast} * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]")
         self.define("n", f"pid_n{self.cast} * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
-        m, n = symbol("m", self.m), symbol("n", self.columns)
         places = self.places(m, n)
         self.check_coverage(places, self.batch * self.m * self.columns)
-        shape = "(BLOCK_M, BLOCK_N)"
-        needs = self.emitter.rehearse(lambda: [self.store(p, ("m", "n"), shape) for p in places])
-        if not all(map(self.is_product, needs.reductions)):
-            raise UnsupportedError("a statistic in the matrix form of a gemm kernel")
-        accumulators = [self.accumulator(r, [m]) for r in needs.reductions]
+        accumulators = self._accumulators(places, m)
         names = ["acc", *(f"acc{i}" for i in range(1, len(accumulators)))]
         for name in names:
-            line(f"{name} = tl.zeros({shape}, tl.float32)")
-        if self.pdl:
+            line(f"{name} = tl.zeros({_SHAPE}, tl.float32)")
+        if self.pdl and not walking:
             line("gdc_wait()")
         with self.emitter.scope(f"for k0 in range(0, {self.k}, BLOCK_K):"):
             self.define("ka", "k0 + tl.arange(0, BLOCK_K)[None, :]")
             self.define("kb", "k0 + tl.arange(0, BLOCK_K)[:, None]")
-            precision = ', input_precision="ieee"' if self.element == "f32" else ""
+            loaded: dict[Operand, str] = {}
             for name, accumulator in zip(names, accumulators):
-                left, right = self._factors(accumulator)
-                line(f"{name} = tl.dot({left}, {right}, {name}{precision})")
+                left = self._factor(accumulator, "left", loaded)
+                right = self._factor(accumulator, "right", loaded)
+                line(f"{name} = tl.dot({left}, {right}, {name}{self._precision})")
         for name, accumulator in zip(names, accumulators):
             self.seed_product(accumulator, name, ("m", "n"))
         for place in places:
-            self.store(place, ("m", "n"), shape)
-        blocks = {"BLOCK_M": tile["m"], "BLOCK_N": tile["n"], "BLOCK_K": tile["k"]}
-        return self.source(blocks, (rows * columns, self.batch, 1), tile["stages"])
+            self.store(place, ("m", "n"), _SHAPE)
 
-    def _factors(self, accumulator: Accumulator) -> tuple[str, str]:
-        axes = self.emitter.axes
-        left = self.operand(accumulator, "left", symbol("ka", self.k))
-        right = self.operand(accumulator, "right", symbol("kb", self.k))
-        return (
-            self.factor(left, axes["ka"].mask, "ka", {"m", "ka"}, "(BLOCK_M, BLOCK_K)"),
-            self.factor(right, axes["kb"].mask, "kb", {"n", "kb"}, "(BLOCK_K, BLOCK_N)"),
+    def _accumulators(self, places: list[Place], m: Expr) -> list[Accumulator]:
+        needs = self.emitter.rehearse(lambda: [self.store(p, ("m", "n"), _SHAPE) for p in places])
+        if not all(map(self.is_product, needs.reductions)):
+            raise UnsupportedError("a statistic in the matrix form of a gemm kernel")
+        return [self.accumulator(r, [m]) for r in needs.reductions]
+
+    @property
+    def _precision(self) -> str:
+        return ', input_precision="ieee"' if self.element == "f32" else ""
+
+    # -- operands ---------------------------------------------------------------------------------------------------
+
+    def _factor(self, accumulator: Accumulator, side: str, loaded: dict[Operand, str]) -> str:
+        """A block of an operand, (m, k) or (k, n), as a name."""
+        axis, shape = ("ka", "(BLOCK_M, BLOCK_K)") if side == "left" else ("kb", "(BLOCK_K, BLOCK_N)")
+        other = "m" if side == "left" else "n"
+        described = self._describe(accumulator, side) if self.tile.get("tma") else None
+        if described is not None:
+            if described not in loaded:
+                name = self.described.setdefault(described, f"{side}{len(self.described)}_desc")
+                loaded[described] = self.writer.bind(described.load(name))
+            return loaded[described]
+        value = self.operand(accumulator, side, symbol(axis, self.k))
+        return self.factor(value, self.emitter.axes[axis].mask, axis, {other, axis}, shape)
+
+    def _describe(self, accumulator: Accumulator, side: str) -> Operand | None:
+        """The operand as a descriptor says it, or None."""
+        tile = self.tile
+        axis = "ka" if side == "left" else "kb"
+        k = BlockAxis(axis, self.k, tile["k"], "k0", "k0 // BLOCK_K")
+        if side == "left":
+            outer = BlockAxis("m", self.m, tile["m"], "pid_m * BLOCK_M", "pid_m")
+        else:
+            outer = BlockAxis("n", self.columns, tile["n"], "pid_n * BLOCK_N", "pid_n")
+        contraction = accumulator.contraction
+        position, value = contraction.operand(side)
+        loop = contraction.loop(
+            self.batch_index, accumulator.row, accumulator.column, symbol(axis, self.k)
         )
+        indices = contraction.node.maps[position].apply(loop)
+        find = partial(describe, self.emitter, value, indices)
+        try:
+            return find((outer, k) if side == "left" else (k, outer))
+        except UnsupportedError:
+            return None
+
+    def _with_descriptors(self) -> list[Param]:
+        """Parameters of the kernel: pointers that the source still names, and the descriptors."""
+        graph, text = self.kernel.graph, self.writer.text()
+        made = [o.param(graph, name) for o, name in self.described.items()]
+        kept = [p for p in self.params if p.kind != "arg" or not made or _is_named(p.name, text)]
+        return [*(p for p in kept if p.kind == "arg"), *made, *(p for p in kept if p.kind != "arg")]
+
+
+def _is_named(name: str, text: str) -> bool:
+    words = text.translate({ord(c): " " for c in "()[]{},:+-*/%=&|<>.~\n"}).split()
+    return name in words

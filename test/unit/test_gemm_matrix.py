@@ -1,0 +1,110 @@
+"""The matrix form of gemm kernels: descriptors, persistent programs, several products; interpreted, against float64."""
+
+from __future__ import annotations
+
+import pytest
+from gemm_samples import Function, Named
+from test_gemm_kernels import gated, verify
+
+TILE = {"m": 16, "n": 32, "k": 32, "group": 2, "warps": 4, "stages": 3}
+FORMS = {
+    "pointers": {},
+    "descriptors": {"tma": 1},
+    "persistent": {"persistent": 3},
+    "persistent descriptors": {"tma": 1, "persistent": 3},
+}
+
+
+def described(checked) -> list[str]:
+    return [p.name for p in checked.source.params if p.descriptor]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("sizes", [(32, 64, 64), (37, 72, 40)])
+def test_product_with_residual(form, sizes):
+    m, n, k = sizes
+    f = Function()
+    x, w, residual = f.argument((m, k)), f.argument((n, k)), f.argument((m, n))
+    code = ["%w = arith.extf {1} : bf16 to f32", "%r = arith.addf {0}, %w : f32"]
+    total = f.pointwise([(f.contract(x, w), "d0, d1"), (residual, "d0, d1")], (m, n), "f32", code)
+    checked = verify(f.text([f.demote(total)], TILE | FORMS[form]))
+    assert len(described(checked)) == (2 if "tma" in FORMS[form] else 0)
+    pointers = [p.name for p in checked.source.params if not p.descriptor]
+    assert pointers == (["in2", "out0"] if "tma" in FORMS[form] else ["in0", "in1", "in2", "out0"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_by_columns(form):
+    f = Function()
+    x, w = f.argument((20, 48)), f.argument((48, 72))
+    checked = verify(f.text([f.contract(x, w, transposed=False)], TILE | FORMS[form]))
+    assert ".T" not in checked.source.source.partition("@triton.jit")[2]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gate_and_up_share_the_left_operand(form):
+    f = Function()
+    x, gate, up = f.argument((24, 64)), f.argument((40, 64)), f.argument((40, 64))
+    checked = verify(f.text([gated(f, f.contract(x, gate), f.contract(x, up))], TILE | FORMS[form]))
+    if "tma" in FORMS[form]:
+        assert len(described(checked)) == 3
+        assert checked.source.source.count(".load([pid_m") == 1
+
+
+def heads_first(f: Function, batch: int, heads: int, rows: int, depth: int, n: int) -> Named:
+    """`x[batch, heads, rows, depth]`, an attention's result, as rows of a product with `w[n, heads * depth]`."""
+    x, w = f.argument((batch, heads, rows, depth)), f.argument((n, heads, depth))
+    into = f.filled((batch, rows, n))
+    maps = ", ".join(
+        f"affine_map<(d0, d1, d2, d3, d4) -> {m}>"
+        for m in ("(d0, d3, d1, d4)", "(d2, d3, d4)", "(d0, d1, d2)")
+    )
+    made = Named("%product", into.shape, "f32")
+    f.lines.append(
+        f"{made.name} = linalg.contract indexing_maps = [{maps}] ins({x.name}, {w.name} : {x.type}, {w.type}) "
+        f"outs({into.name} : {into.type}) -> {made.type}"
+    )
+    return made
+
+
+@pytest.mark.parametrize("persistent", [0, 2])
+@pytest.mark.parametrize("rows, left", [(32, True), (24, False)])
+def test_rows_of_heads(rows, left, persistent):
+    """Blocks of 16 rows lie inside the 32 rows of a batch, but not inside 24: then the operand keeps its pointer."""
+    f = Function()
+    product = heads_first(f, 2, 3, rows, 32, 40)
+    checked = verify(f.text([product], TILE | {"tma": 1, "persistent": persistent}))
+    assert (len(described(checked)) == 2) == left
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_batches(form):
+    f = Function()
+    x, w = f.argument((3, 20, 40)), f.argument((3, 24, 40))
+    into = f.filled((3, 20, 24))
+    maps = ", ".join(
+        f"affine_map<(d0, d1, d2, d3) -> {m}>" for m in ("(d0, d1, d3)", "(d0, d2, d3)", "(d0, d1, d2)")
+    )
+    made = Named("%product", into.shape, "f32")
+    f.lines.append(
+        f"{made.name} = linalg.contract indexing_maps = [{maps}] ins({x.name}, {w.name} : {x.type}, {w.type}) "
+        f"outs({into.name} : {into.type}) -> {made.type}"
+    )
+    checked = verify(f.text([made], TILE | FORMS[form]))
+    assert len(described(checked)) == (2 if "tma" in FORMS[form] else 0)
+
+
+@pytest.mark.parametrize("persistent", [0, 2])
+def test_an_operand_that_is_computed_keeps_its_pointers(persistent):
+    f = Function()
+    x, w = f.argument((20, 48)), f.argument((40, 48))
+    code = ["%w = arith.extf {0} : bf16 to f32", "%r = math.exp %w : f32"]
+    wide = f.demote(f.pointwise([(x, "d0, d1")], (20, 48), "f32", code))
+    checked = verify(f.text([f.contract(wide, w)], TILE | {"tma": 1, "persistent": persistent}))
+    assert described(checked) == ["right0_desc"]
+
+
+def test_rows_that_are_no_multiple_of_16_bytes_keep_their_pointers():
+    f = Function()
+    x, w = f.argument((20, 36)), f.argument((40, 36))
+    assert described(verify(f.text([f.contract(x, w)], TILE | {"tma": 1}))) == []
