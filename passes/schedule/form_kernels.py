@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -14,9 +14,10 @@ from torch_mlir.dialects import func
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.base import Pass
 from topo_opt.passes.schedule import fusion_graph
+from topo_opt.passes.schedule.fusion_graph import FusionGraph
 from topo_opt.passes.schedule.outline import Group, Outliner, clone_nodes, closure, results_of
-from topo_opt.passes.schedule.roles import Role, Roles, assign_roles, kind_of
-from topo_opt.sim import Kind, cluster
+from topo_opt.passes.schedule.roles import Role, Roles, assign_roles, kind_of, memory_operands
+from topo_opt.sim import Kind, Rules
 from topo_opt.structured.graph import Graph, Node, read
 
 FAMILIES = {
@@ -59,32 +60,47 @@ class FormKernels(Pass):
         graph = read(function)
         roles = assign_roles(graph)
         users = graph.users()
-        groups = [p for g in self._groups(roles) for p in legal_parts(roles, g, users, outliner)]
+        arrays = fusion_graph.build(roles)
+        groups: list[list[Node]] = [[n] for n in arrays.nodes]
+        if self.fuse != "none":
+            if self.fuse == "cheap":
+                cheap = (Kind.POINTWISE, Kind.REDUCTION)
+                arrays.kinds = [k if k in cheap else Kind.FIXED for k in arrays.kinds]
+            groups = list(self._fused(roles, arrays, users, outliner, _RULES))
         rebuild(roles, groups, outliner)
 
-    def _groups(self, roles: Roles) -> list[list[Node]]:
-        arrays = fusion_graph.build(roles)
-        if self.fuse == "none":
-            return [[n] for n in arrays.nodes]
-        kinds = list(arrays.kinds)
-        if self.fuse == "cheap":
-            kinds = [k if k in (Kind.POINTWISE, Kind.REDUCTION) else Kind.FIXED for k in kinds]
-        labels = cluster(
-            [int(k) for k in kinds],
-            arrays.rows,
-            arrays.cols,
-            arrays.orders,
-            arrays.costs,
-            arrays.inputs,
-            arrays.held,
-            arrays.edges,
-            self.max_inputs,
-            self.recompute,
-        )
+    def _fused(
+        self,
+        roles: Roles,
+        arrays: FusionGraph,
+        users: Sequence[Sequence[int]],
+        outliner: Outliner,
+        rules: Sequence[Rules],
+    ) -> Iterator[list[Node]]:
+        """Groups that code generation takes. A group that it refuses is clustered again with fewer rules, in the end taken apart.
+
+        Clustering looks at pairs of nodes; a chain of permutations can still end at indices that no tile has.
+        """
         groups: dict[int, list[Node]] = {}
-        for label, node in zip(labels, arrays.nodes):
+        for label, node in zip(arrays.labels(rules[0], self.max_inputs, self.recompute), arrays.nodes):
             groups.setdefault(label, []).append(node)
-        return list(groups.values())
+        for nodes in groups.values():
+            if is_legal(roles, nodes, users, outliner):
+                yield nodes
+            elif len(rules) == 1 or not any(kind_of(roles.graph, n) is Kind.CONTRACTION for n in nodes):
+                yield from ([n] for n in nodes)
+            else:
+                yield from self._fused(roles, arrays.part(nodes), users, outliner, rules[1:])
+
+
+# What is tried, in turn, until code generation takes a group around a contraction.
+_RULES = (
+    Rules.ALL,
+    Rules.ALL & ~Rules.UPDATE,
+    Rules.ALL & ~Rules.UPDATE & ~Rules.ROTATION,
+    Rules.PROLOGUE | Rules.STATISTIC,
+    Rules.NONE,
+)
 
 
 def anchor_of(graph: Graph, nodes: Sequence[Node]) -> tuple[Kind, Node]:
@@ -106,7 +122,20 @@ def attributes_of(graph: Graph, nodes: Sequence[Node], results: Sequence[int]) -
     elif kind is Kind.POINTWISE:
         shape = list(graph.values[results[0]].shape or ())
         attributes |= _space(shape, [], shape, ir.AffineMap.get_identity(len(shape)))
+    elif kind is Kind.CONTRACTION:
+        attributes |= _column_parts(graph, nodes)
     return attributes
+
+
+def _column_parts(graph: Graph, nodes: Sequence[Node]) -> dict[str, ir.Attribute]:
+    """How a tile walks the columns so that a rotation finds both its halves; empty without a rotation."""
+    for node in nodes:
+        if node.name == "topo.rotate_half":
+            size = (graph.values[node.results[0]].shape or ())[-1]
+            period = 1 if ir.BoolAttr(node.op.attributes["interleaved"]).value else size // 2
+            i64 = ir.IntegerType.get_signless(64)
+            return {"parts": ir.IntegerAttr.get(i64, 2), "period": ir.IntegerAttr.get(i64, period)}
+    return {}
 
 
 def _space(
@@ -135,21 +164,16 @@ def _reduction_space(graph: Graph, node: Node) -> dict[str, ir.Attribute]:
     return _space(rows, cols, rows + cols, ir.AffineMap.get_identity(len(place)))
 
 
-def legal_parts(
-    roles: Roles, nodes: list[Node], users: Sequence[Sequence[int]], outliner: Outliner
-) -> list[list[Node]]:
-    """The group itself when every value in it is asked for at indices the kernel has, else one group a node.
-
-    Clustering looks at pairs of nodes; a chain of permutations can still end at indices that no tile has.
-    """
+def is_legal(roles: Roles, nodes: list[Node], users: Sequence[Sequence[int]], outliner: Outliner) -> bool:
+    """Whether a group can be one kernel: every value in it is asked for at indices that the kernel has."""
     if len(nodes) == 1:
-        return [nodes]
+        return True
     results = results_of(roles, nodes, users)
     if not results or all(roles.graph.values[r].numel == 0 for r in results):
-        return [nodes]
+        return True
     _, inputs = closure(roles, nodes)
     group = Group(tuple(nodes), attributes_of(roles.graph, nodes, results))
-    return [nodes] if outliner.lowers(roles, group, inputs, results) else [[n] for n in nodes]
+    return outliner.lowers(roles, group, inputs, results)
 
 
 def rebuild(roles: Roles, groups: list[list[Node]], outliner: Outliner) -> None:
@@ -172,6 +196,7 @@ def rebuild(roles: Roles, groups: list[list[Node]], outliner: Outliner) -> None:
             clone_nodes(roles, [producer], mapping)
         return mapping[value]
 
+    calls: dict[tuple[str, tuple[int, ...]], func.CallOp] = {}
     with ir.InsertionPoint(terminator):
         for nodes in ordered(roles, groups):
             first = nodes[0]
@@ -191,8 +216,12 @@ def rebuild(roles: Roles, groups: list[list[Node]], outliner: Outliner) -> None:
                 name = outliner.make(
                     roles, Group(tuple(nodes), attributes_of(graph, nodes, results)), inputs, results
                 )
-                call = func.CallOp([values[r].type for r in results], name, [materialise(v) for v in inputs])
-                mapping.update(zip(results, call.results))
+                operands = [materialise(v) for v in inputs]
+                key = (name, tuple(hash(o) for o in operands))
+                # What was repeated to become part of several kernels and became none is computed once.
+                if key not in calls or any(memory_operands(n) for n in nodes):
+                    calls[key] = func.CallOp([values[r].type for r in results], name, operands)
+                mapping.update(zip(results, calls[key].results))
         for position, value in enumerate(graph.returns):
             terminator.operands[position] = materialise(value)
     for op in reversed(old):

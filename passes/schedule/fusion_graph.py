@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from math import prod
 
+from topo_opt.codegen.triton.contraction import Contraction, analyse
+from topo_opt.errors import UnsupportedError
 from topo_opt.passes.schedule.roles import Role, Roles, kind_of
-from topo_opt.sim import Alignment, Kind
+from topo_opt.sim import Alignment, Kind, Rules, cluster
 from topo_opt.structured.access import (
     VIEWS,
     domain_indices,
     is_empty_reduction,
-    rotation_partner,
     view_sources,
 )
 from topo_opt.structured.graph import Graph, Node
@@ -27,6 +28,8 @@ class Read:
     indices: tuple[Expr, ...]
     exact: bool = True
     reshaped_only: bool = True
+    paired: bool = False
+    """Read at the partner of a rotation instead; `indices` are those of the reader's own element."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +49,42 @@ class FusionGraph:
     kinds: list[Kind] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     cols: list[int] = field(default_factory=list)
+    heights: list[int] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
     orders: list[int] = field(default_factory=list)
     costs: list[int] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
+    input_bytes: list[int] = field(default_factory=list)
     held: list[bool] = field(default_factory=list)
     edges: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+    def part(self, nodes: Sequence[Node]) -> FusionGraph:
+        """The arrays of some of the nodes: what comes from the others is read from memory, what they read is held."""
+        place = {n.id: i for i, n in enumerate(self.nodes)}
+        kept = [place[n.id] for n in nodes]
+        entry = {old: new for new, old in enumerate(kept)}
+        columns = {
+            f.name: [getattr(self, f.name)[i] for i in kept] for f in fields(self) if f.name != "edges"
+        }
+        result = FusionGraph(**columns)
+        for edge in self.edges:
+            source, target, alignment, size = edge
+            if source in entry and target in entry:
+                result.edges.append((entry[source], entry[target], alignment, size))
+            elif source in entry:
+                result.held[entry[source]] = True
+            elif target in entry:
+                result.inputs[entry[target]] += 1
+                result.input_bytes[entry[target]] += size
+        return result
+
+    def labels(self, rules: Rules, max_inputs: int, recompute: int) -> list[int]:
+        """A kernel label per node (see `topo_opt.sim.cluster`)."""
+        nodes = zip(
+            self.kinds, self.rows, self.cols, self.heights, self.batches, self.orders, self.costs,
+            self.inputs, self.input_bytes, self.held,
+        )  # fmt: skip
+        return cluster([tuple(map(int, n)) for n in nodes], self.edges, rules, max_inputs, recompute)
 
 
 def parallel_and_reduced(node: Node) -> tuple[list[int], list[int]]:
@@ -96,8 +130,7 @@ def reads(graph: Graph, node: Node, x: Expr, r: Expr = ZERO) -> Iterator[Read]:
             yield Read(source.value, tuple(source.indices), exact, exact)
     elif node.name == "topo.rotate_half":
         shape = graph.values[node.results[0]].shape or ()
-        partner, _ = rotation_partner(graph, node, delinearize(x, shape))
-        yield Read(node.operands[0], tuple(partner), True, False)
+        yield Read(node.operands[0], tuple(delinearize(x, shape)), paired=True)
     elif node.name == "topo.index_update":
         shape = graph.values[node.operands[1]].shape or ()
         yield _anywhere(graph, node.operands[0])
@@ -121,7 +154,12 @@ def resolve(roles: Roles, read: Read) -> Iterator[Read]:
         position = roles.graph.values[read.value].position
         for source in view_sources(roles.graph, node, read.indices, position):
             plain = node.name != "tensor.extract_slice" and _keeps_all(roles.graph, node)
-            inner = Read(source.value, tuple(source.indices), read.exact, read.reshaped_only and plain)
+            inner = replace(
+                read,
+                value=source.value,
+                indices=tuple(source.indices),
+                reshaped_only=read.reshaped_only and plain,
+            )
             yield from resolve(roles, inner)
     else:
         for operand in node.operands:
@@ -138,11 +176,14 @@ def build(roles: Roles) -> FusionGraph:
     graph, result = roles.graph, FusionGraph()
     entry = {}
     orders: dict[tuple[int, int, Expr], int] = {}
+    shapes: dict[tuple[int, int, int, int], int] = {}
     spaces: dict[int, RowSpace] = {}
+    sides: dict[int, tuple[int, int]] = {}
     for node in roles.compute_nodes():
         entry[node.id] = len(result.nodes)
         kind = kind_of(graph, node)
         rows, cols, order = graph.values[node.results[0]].numel if node.results else 1, 1, 0
+        height, batch = rows, 1
         if kind is Kind.UPDATE and node.name == "topo.index_update":
             rows = graph.values[node.operands[1]].numel
         if rows == 0:
@@ -151,17 +192,73 @@ def build(roles: Roles) -> FusionGraph:
             space = spaces[node.id] = row_space(graph, node)
             rows, cols = space.rows, space.cols
             order = orders.setdefault((rows, cols, space.full), len(orders))
+        elif kind is Kind.CONTRACTION and (problem := _product(graph, node)) is not None:
+            batch, m, _, cols = problem.counts
+            height = batch * m
+            order = shapes.setdefault(problem.counts, len(shapes) + 1)
+            sides[node.id] = problem.operand("left")[0], problem.operand("right")[0]
         result.nodes.append(node)
         result.kinds.append(kind)
         result.rows.append(rows)
         result.cols.append(cols)
+        result.heights.append(height)
+        result.batches.append(batch)
         result.orders.append(order)
         result.costs.append(_cost(node))
         result.inputs.append(0)
+        result.input_bytes.append(0)
         result.held.append(any(r in roles.in_memory for r in node.results))
     for node in result.nodes:
-        _add_edges(roles, result, entry, orders, spaces, node)
+        if node.id in sides:
+            _add_operands(roles, result, entry, node, sides[node.id])
+        else:
+            _add_edges(roles, result, entry, orders, spaces, node)
     return result
+
+
+def _product(graph: Graph, node: Node) -> Contraction | None:
+    try:
+        return analyse(graph, node)
+    except UnsupportedError:
+        return None
+
+
+def _add_operands(
+    roles: Roles, result: FusionGraph, entry: dict[int, int], node: Node, sides: tuple[int, int]
+) -> None:
+    """Edges into a contraction: through its left operand, its right operand, or otherwise (its init, or several)."""
+    alignments = {sides[0]: Alignment.LEFT, sides[1]: Alignment.RIGHT}
+    found = [
+        (base, alignments.get(position, Alignment.OTHER))
+        for position, operand in enumerate(node.operands)
+        for base in resolve(roles, _anywhere(roles.graph, operand))
+    ]
+    _connect(roles, result, entry, node, found)
+
+
+def _connect(
+    roles: Roles, result: FusionGraph, entry: dict[int, int], node: Node, found: list[tuple[Read, int]]
+) -> None:
+    """One edge for each node that is read, and what is read from memory."""
+    graph, target = roles.graph, entry[node.id]
+    worst: dict[int, int] = {}
+    read: set[int] = set()
+    for base, alignment in found:
+        producer = graph.producer(base.value)
+        if producer is not None:
+            source = entry[producer.id]
+            worst[source] = _worse(worst.get(source), int(alignment))
+            continue
+        result.inputs[target] += 1
+        if base.value not in read:
+            read.add(base.value)
+            info = graph.values[base.value]
+            # A gather touches no more elements than it makes.
+            touched = info.numel if base.exact else min(info.numel, result.rows[target] * result.cols[target])
+            result.input_bytes[target] += info.nbytes // max(info.numel, 1) * touched
+    for source, alignment in worst.items():
+        size = sum(graph.values[v].nbytes for v in result.nodes[source].results)
+        result.edges.append((source, target, alignment, size))
 
 
 def _add_edges(
@@ -178,19 +275,19 @@ def _add_edges(
         found = [_anywhere(graph, operand) for operand in node.operands]
     else:
         found = list(reads(graph, node, symbol("x", rows), symbol("r", cols)))
-    worst: dict[int, int] = {}
+    bases = []
     for read in found:
         for base in resolve(roles, read):
             producer = graph.producer(base.value)
-            if producer is None:
-                result.inputs[target] += 1
-                continue
-            source = entry[producer.id]
-            alignment = _alignment(graph, base, result, source, target, orders, spaces.get(node.id))
-            worst[source] = _worse(worst.get(source), alignment)
-    for source, alignment in worst.items():
-        size = sum(graph.values[v].nbytes for v in result.nodes[source].results)
-        result.edges.append((source, target, alignment, size))
+            alignment: int = Alignment.OTHER
+            if producer is not None:
+                source = entry[producer.id]
+                alignment = _alignment(graph, base, result, source, target, orders, spaces.get(node.id))
+                if base.paired:
+                    near = alignment in (Alignment.SAME, Alignment.PERMUTED)
+                    alignment = Alignment.PAIRED if near else Alignment.OTHER
+            bases.append((base, alignment))
+    _connect(roles, result, entry, node, bases)
 
 
 def _worse(a: int | None, b: int) -> int:

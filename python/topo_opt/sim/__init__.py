@@ -4,18 +4,19 @@
 node computes and another reads, possibly through views.
 
 Node kinds: pointwise (computes `rows` independent elements), reduction (`rows` results of `cols` elements each),
-contraction and attention (`rows` results), update and scan (stand alone, an update takes its producers), fixed (never
-merged: left to ATen).
+contraction (`rows` results that are sums over `cols`; batch * m of them are its `height`), attention (`rows` results),
+update and scan (stand alone, an update takes its producers), fixed (never merged: left to ATen).
 
 Alignment of an edge: SAME, the reader's element i needs the producer's element i (row-major, rows x cols for a
-reduction); PERMUTED, one-to-one by a permutation of dimensions; OTHER; ROW + k, the reader spans rows x cols and needs the
-producer's element of its row, where k numbers the ways in which rows and columns can be laid out in the full tensor.
+reduction); PERMUTED, one-to-one by a permutation of dimensions; PAIRED, as these two but at the partner of a rotation; LEFT
+and RIGHT, through that operand of a contraction; OTHER; ROW + k, the reader spans rows x cols and needs the producer's
+element of its row, where k numbers the ways in which rows and columns can be laid out in the full tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 from topo_opt.sim import _sim
 
@@ -38,29 +39,47 @@ class Alignment(IntEnum):
     SAME = 0
     PERMUTED = 1
     OTHER = 2
-    ROW = 3
+    PAIRED = 3
+    LEFT = 4
+    RIGHT = 5
+    ROW = 6
+
+
+class Rules(IntFlag):
+    """What may join a contraction besides its pointwise epilogue."""
+
+    NONE = 0
+    PROLOGUE = 1
+    """Pointwise producers of its operands, and of what its epilogue reads."""
+    STATISTIC = 2
+    """Reductions over its columns k, one a row m."""
+    PRODUCTS = 4
+    """Contractions of equal shape that meet it in its epilogue."""
+    ROTATION = 8
+    """Readers at the partner of a rotation."""
+    UPDATE = 16
+    """The indexed update that stores its result."""
+    ALL = 31
+
+
+Node = tuple[int, int, int, int, int, int, int, int, int, int]
+"""(kind, rows, cols, height, batch, order, cost, inputs, input bytes, held); see `cluster`."""
 
 
 def cluster(
-    kinds: Sequence[int],
-    rows: Sequence[int],
-    cols: Sequence[int],
-    orders: Sequence[int],
-    costs: Sequence[int],
-    inputs: Sequence[int],
-    held: Sequence[bool],
+    nodes: Sequence[Node],
     edges: Sequence[tuple[int, int, int, int]],
+    rules: Rules,
     max_inputs: int,
     recompute: int,
 ) -> list[int]:
     """Groups nodes into kernels.
 
     Args:
-        kinds, rows, cols: per node, see the module's docstring.
-        orders: number of the row order of a reduction, 0 for others.
-        costs: scalar ops per element, to weigh recomputation.
-        inputs: values a node reads that no other node computes.
-        held: whether a node's value must be in memory whoever reads it.
+        nodes: kind, rows, cols, height and batch as in the module's docstring; order, the number of the row order of a
+            reduction or of the shape of a contraction; cost, scalar ops per element, to weigh recomputation; inputs and
+            input bytes, what it reads that no other node computes; held, whether its value must be in memory whoever
+            reads it.
         edges: (source node, target node, alignment, bytes of the value).
         max_inputs: a kernel reads at most this many values from memory.
         recompute: scalar ops that a value may cost to be computed again by each reader instead of being stored.
@@ -69,10 +88,6 @@ def cluster(
         A cluster label per node; nodes of one label form one kernel, and the clusters form no cycle.
 
     Raises:
-        ValueError: lengths differ, or an edge goes backwards.
+        ValueError: a node has another number of fields, or an edge goes backwards.
     """
-    sources, targets, alignments, sizes = ([e[i] for e in edges] for i in range(4))
-    return _sim.cluster(
-        kinds, rows, cols, orders, costs, inputs, list(map(int, held)),
-        sources, targets, alignments, sizes, max_inputs, recompute,
-    )  # fmt: skip
+    return _sim.cluster(nodes, edges, int(rules), max_inputs, recompute)

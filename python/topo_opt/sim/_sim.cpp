@@ -1,10 +1,13 @@
-// Native core of topo-opt: graph algorithms on plain arrays. Meanings and rules are documented in sim/__init__.py.
+// Native core of topo-opt: graph algorithms on plain arrays. Meanings are documented in sim/__init__.py.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 #include <vector>
 
@@ -12,11 +15,29 @@ namespace nb = nanobind;
 
 namespace {
 
-// Kinds of node, the same numbers as in sim/__init__.py.
+// The same numbers as in sim/__init__.py.
 enum Kind : int { kPointwise = 0, kReduction = 1, kContraction = 2, kAttention = 3, kUpdate = 4, kScan = 5, kFixed = 6 };
+enum Alignment : int { kSame = 0, kPermuted = 1, kOther = 2, kPaired = 3, kLeft = 4, kRight = 5, kRow = 6 };
+enum Rule : int { kPrologue = 1, kStatistic = 2, kProducts = 4, kRotation = 8, kAppend = 16 };
 
-// How a consumer reads a producer, the same numbers as in sim/__init__.py. kRow + k: its row, in row order k.
-enum Alignment : int { kSame = 0, kPermuted = 1, kOther = 2, kRow = 3 };
+// Products of so many rows m wait for their weights, so that work on the other operand is free.
+constexpr int64_t kSmallRows = 64;
+// Products of so many rows may normalise their operand in a loop of their own before they multiply.
+constexpr int64_t kVectorRows = 4;
+// Accumulators of one kernel: each takes registers for a whole tile.
+constexpr int kMaxProducts = 2, kMaxSmallProducts = 4;
+// How far ahead to look for the node in which all readers of a value meet.
+constexpr size_t kMaxRegion = 64;
+// Element-wise ops between a reduction and the product that it scales.
+constexpr int kMaxSteps = 16;
+
+struct Node {
+  int kind;
+  int64_t rows, cols, height, batch;
+  int order, cost, inputs;
+  int64_t input_bytes;
+  bool held;
+};
 
 struct Edge {
   int source, target, alignment;
@@ -25,30 +46,42 @@ struct Edge {
 
 struct Cluster {
   int kind;
-  int64_t rows, cols;
-  int order;        // row order of a reduction
+  int64_t rows, cols, height, batch;
+  int order;        // row order of a reduction, number of the shape of a contraction
   int first, last;  // smallest and largest node index
-  int size = 1;
-  int leaves = 0;  // distinct values read from memory, an upper bound
+  int leaves;       // distinct values read from memory, an upper bound
+  int products;     // contractions
+};
+
+// All edges from one cluster into another, together.
+struct Reads {
+  int count = 0;
+  bool all_same = true, permuted = true, near = true, rows = true;
+  bool left = true, right = true, operand = false;
+  bool only_user = true;
+  int64_t bytes = 0;
 };
 
 class Clustering {
  public:
-  Clustering(std::vector<int> kinds, std::vector<int64_t> rows, std::vector<int64_t> cols, std::vector<int> orders,
-             std::vector<int> costs, std::vector<int> inputs, std::vector<int> held, std::vector<Edge> edges, int max_inputs, int64_t recompute)
-      : held_(std::move(held)), costs_(std::move(costs)), edges_(std::move(edges)), max_inputs_(max_inputs), recompute_(recompute) {
-    const int n = static_cast<int>(kinds.size());
+  Clustering(std::vector<Node> nodes, std::vector<Edge> edges, int rules, int max_inputs, int64_t recompute)
+      : nodes_(std::move(nodes)), edges_(std::move(edges)), rules_(rules), max_inputs_(max_inputs), recompute_(recompute) {
+    const int n = static_cast<int>(nodes_.size());
     parent_.resize(n);
     std::iota(parent_.begin(), parent_.end(), 0);
     in_.resize(n);
     out_.resize(n);
-    for (int i = 0; i < n; ++i) clusters_.push_back({kinds[i], rows[i], cols[i], orders[i], i, i, 1, inputs[i]});
+    for (int i = 0; i < n; ++i) {
+      const Node &v = nodes_[i];
+      clusters_.push_back({v.kind, v.rows, v.cols, v.height, v.batch, v.order, i, i, v.inputs, v.kind == kContraction});
+    }
     for (int e = 0; e < static_cast<int>(edges_.size()); ++e) {
       if (edges_[e].source >= edges_[e].target) throw std::invalid_argument("edges must go forward in node order");
       in_[edges_[e].target].push_back(e);
       out_[edges_[e].source].push_back(e);
     }
     visited_.assign(n, 0);
+    side_.assign(n, kSame);
     members_.resize(n);
     for (int i = 0; i < n; ++i) members_[i] = {i};
   }
@@ -56,10 +89,20 @@ class Clustering {
   std::vector<int> run() {
     const int n = static_cast<int>(parent_.size());
     for (int node = 0; node < n; ++node) {
-      // Heaviest edge first: the value whose round trip through memory costs most.
-      std::vector<int> order = in_[node];
-      std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return edges_[a].bytes > edges_[b].bytes; });
-      for (int e : order) try_merge(find(edges_[e].source), find(node));
+      std::vector<int> waiting = {node};
+      while (!waiting.empty()) {
+        const int reader = waiting.back();
+        waiting.pop_back();
+        // Heaviest edge first: the value whose round trip through memory costs most.
+        std::vector<int> order = in_[reader];
+        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return edges_[a].bytes > edges_[b].bytes; });
+        for (int e : order) {
+          const std::vector<int> joined = members_[find(edges_[e].source)];
+          // What feeds a new part of a contraction may join it as well; elsewhere every reader has had its turn.
+          if (try_merge(find(edges_[e].source), find(reader)) && clusters_[find(reader)].kind == kContraction)
+            waiting.insert(waiting.end(), joined.rbegin(), joined.rend());
+        }
+      }
     }
     std::vector<int> label(n);
     for (int i = 0; i < n; ++i) label[i] = find(i);
@@ -72,80 +115,239 @@ class Clustering {
     return x;
   }
 
-  // The edges between two clusters decide whether the consumer can keep what the producer computes in registers.
-  void try_merge(int a, int b) {
-    if (a == b) return;
+  bool allows(Rule rule) const { return rules_ & rule; }
+
+  // How an edge enters a cluster: what feeds a node of a prologue enters through the operand that the node computes.
+  int entry(int e) const {
+    const Edge &edge = edges_[e];
+    return side_[edge.target] != kSame ? side_[edge.target] : edge.alignment;
+  }
+
+  Reads reads(int a, int b) {
     const Cluster &p = clusters_[a], &c = clusters_[b];
     const int row = kRow + (p.kind == kReduction ? p.order : c.order);
-    bool all_same = true, all_row = true, only_user = true, permuted = true;
-    int64_t reads = 0;
+    Reads r;
     for (int m : members_[a]) {
-      if (held_[m]) only_user = false;
+      if (nodes_[m].held) r.only_user = false;
       for (int e : out_[m]) {
         const int to = find(edges_[e].target);
         if (to == a) continue;
         if (to != b) {
-          only_user = false;
+          r.only_user = false;
           continue;
         }
-        const int alignment = edges_[e].alignment;
-        all_same &= alignment == kSame;
-        all_row &= alignment == kSame || alignment == row;
-        permuted &= alignment == kSame || alignment == kPermuted;
-        ++reads;
+        const int way = entry(e);
+        const bool one_to_one = way == kSame || way == kPermuted;
+        r.all_same &= way == kSame;
+        r.rows &= way == kSame || way == row || way == kPaired;
+        r.permuted &= one_to_one;
+        r.near &= one_to_one || way == kPaired;
+        r.left &= way == kLeft;
+        r.right &= way == kRight;
+        r.operand |= way == kLeft || way == kRight;
+        r.bytes = std::max(r.bytes, edges_[e].bytes);
+        ++r.count;
       }
     }
-    if (reads == 0 || p.leaves + c.leaves > max_inputs_) return;
-    int kind;
-    int64_t rows, cols;
-    if (is_anchor(p.kind) && !only_user && belongs_to_reader(b)) return;
-    if (!compatible(p, c, a, all_same, all_row, permuted, only_user, kind, rows, cols)) return;
-    if (creates_cycle(a, b)) return;
-    merge(a, b, kind, rows, cols);
+    return r;
   }
 
-  bool compatible(const Cluster &p, const Cluster &c, int a, bool all_same, bool all_row, bool permuted, bool only_user,
-                  int &kind, int64_t &rows, int64_t &cols) {
-    kind = c.kind, rows = c.rows, cols = c.cols;
+  bool try_merge(int a, int b) {
+    if (a == b) return false;
+    const Cluster &p = clusters_[a], &c = clusters_[b];
+    const Reads r = reads(a, b);
+    if (r.count == 0 || p.leaves + c.leaves > max_inputs_) return false;
+    const bool kept_apart = is_anchor(p.kind) ? belongs_to_reader(b) : p.kind == kPointwise && belongs_to_product(b);
+    if (!r.only_user && kept_apart && !converges(a)) return false;
+    if (!compatible(a, b, r) || creates_cycle(a, b)) return false;
+    merge(a, b, r);
+    return true;
+  }
+
+  // Whether the consumer can keep what the producer computes in registers, and gains by it.
+  bool compatible(int a, int b, const Reads &r) {
+    const Cluster &p = clusters_[a], &c = clusters_[b];
     if (p.kind == kFixed || c.kind == kFixed || c.kind == kScan || p.kind == kScan || p.kind == kUpdate) return false;
+    switch (c.kind) {
+      case kContraction:
+        return joins_product(a, b, r);
+      case kUpdate:
+        if (p.kind == kPointwise) return r.only_user && r.all_same;
+        return p.kind == kContraction && allows(kAppend) && r.only_user && r.permuted && p.rows == c.rows;
+      case kPointwise:
+      case kReduction:
+        return joins_loops(a, b, r);
+      default:
+        return false;
+    }
+  }
+
+  bool joins_loops(int a, int b, const Reads &r) {
+    const Cluster &p = clusters_[a], &c = clusters_[b];
     const int64_t full = c.rows * c.cols;
     if (p.kind == kPointwise) {
-      if (c.kind == kPointwise && all_same && p.rows == c.rows) return true;
-      if (c.kind == kReduction && all_same && (p.rows == full || p.rows == c.rows)) return true;
-      if (c.kind == kUpdate) return only_user && all_same;
+      if (c.kind == kPointwise && r.all_same && p.rows == c.rows) return true;
+      if (c.kind == kReduction && r.all_same && (p.rows == full || p.rows == c.rows)) return true;
+      // A rotation computes its operand a second time, at the partner.
+      if (c.kind == kPointwise && r.near && p.rows == c.rows && 2 * cost(a) <= recompute_ && converges(a)) return true;
       // Recomputing a cheap producer where it is read costs less than a trip through memory.
       const bool cheap = cost(a) * std::max<int64_t>(1, full / std::max<int64_t>(1, p.rows)) <= recompute_;
-      return only_user && cheap && (c.kind == kPointwise || c.kind == kReduction);
+      return r.only_user && cheap;
     }
     if (p.kind == kReduction) {
-      kind = kReduction, rows = p.rows, cols = p.cols;
-      if (c.kind == kPointwise) return (all_same && c.rows == p.rows) || (all_row && c.rows == p.rows * p.cols);
-      return c.kind == kReduction && all_row && c.rows == p.rows && c.cols == p.cols && c.order == p.order;
+      if (c.kind == kPointwise) return (r.all_same && c.rows == p.rows) || (r.rows && c.rows == p.rows * p.cols);
+      return c.kind == kReduction && r.rows && c.rows == p.rows && c.cols == p.cols && c.order == p.order;
     }
     // A contraction or attention takes pointwise consumers as its epilogue.
-    kind = p.kind, rows = p.rows, cols = p.cols;
-    return c.kind == kPointwise && permuted && c.rows == p.rows;
+    const bool rotates = p.kind == kContraction && allows(kRotation);
+    return c.kind == kPointwise && (r.permuted || (rotates && r.near)) && c.rows == p.rows;
+  }
+
+  bool joins_product(int a, int b, const Reads &r) {
+    const Cluster &p = clusters_[a], &c = clusters_[b];
+    if (!r.only_user) return false;
+    const int64_t m = c.height / std::max<int64_t>(1, c.batch);
+    const bool small = m <= kSmallRows;
+    switch (p.kind) {
+      case kPointwise:
+        if (!allows(kPrologue) || cost(a) > recompute_) return false;
+        // Every column of programs computes the left operand again, every row of programs the right one.
+        if (r.left) return small;
+        if (r.right) return small || bytes_read(a) < r.bytes;
+        if (r.operand) return false;
+        return (r.permuted && p.rows == c.rows) || cost(a) * std::max<int64_t>(1, c.rows / std::max<int64_t>(1, p.rows)) <= recompute_;
+      case kReduction:
+        if (!allows(kStatistic) || !small || p.rows != c.height || p.cols != c.cols) return false;
+        return r.left ? m <= kVectorRows && cost(a) <= recompute_ : !r.operand;
+      case kContraction:
+        return allows(kProducts) && p.order == c.order && p.rows == c.rows && r.permuted &&
+               p.products + c.products <= (small ? kMaxSmallProducts : kMaxProducts);
+      default:
+        return false;
+    }
   }
 
   static bool is_anchor(int kind) { return kind == kContraction || kind == kAttention; }
 
-  // The producer's result goes to memory anyway: a lone element-wise op is better off with its one reader, which can
-  // read that result instead of this op's.
+  // The producer's result goes to memory anyway: element-wise ops with one reader are better off with that, which can
+  // read the producer's result instead of theirs.
   bool belongs_to_reader(int b) {
-    if (members_[b].size() != 1) return false;
-    int readers = 0;
-    bool fuses = false;
-    for (int e : out_[members_[b][0]]) {
-      const Cluster &reader = clusters_[find(edges_[e].target)];
-      ++readers;
-      fuses = edges_[e].alignment == kSame && (reader.kind == kPointwise || reader.kind == kReduction);
+    if (clusters_[b].kind != kPointwise) return false;
+    int reader = -1;
+    bool fuses = true;
+    for (int m : members_[b]) {
+      if (nodes_[m].held) return false;
+      for (int e : out_[m]) {
+        const int to = find(edges_[e].target);
+        if (to == b) continue;
+        if (reader >= 0 && to != reader) return false;
+        reader = to;
+        const Cluster &c = clusters_[to];
+        const int way = entry(e);
+        const bool prologue = c.kind == kContraction && way == kLeft && allows(kPrologue) && cost(b) <= recompute_ &&
+                              is_small(nodes_[edges_[e].target]);
+        fuses &= prologue || (way == kSame && (c.kind == kPointwise || c.kind == kReduction));
+      }
     }
-    return readers == 1 && fuses;
+    return reader >= 0 && fuses;
+  }
+
+  // Element-wise ops that a product of few rows is going to read, as its operand or in a statistic of its rows: together with
+  // a producer that others read as well they would be stored.
+  bool belongs_to_product(int b) {
+    if (clusters_[b].kind != kPointwise) return false;
+    bool found = false;
+    for (int m : members_[b]) {
+      if (nodes_[m].held) return false;
+      for (int e : out_[m]) {
+        if (find(edges_[e].target) == b) continue;
+        const Edge &last = edges_[last_of_chain(e)];
+        const Node &reader = nodes_[last.target];
+        const bool prologue = reader.kind == kContraction && last.alignment == kLeft && allows(kPrologue) && is_small(reader);
+        if (!prologue && !(reader.kind == kReduction && is_statistic(last.target))) return false;
+        found = true;
+      }
+    }
+    return found;
+  }
+
+  // The last edge of a chain of element-wise ops with one reader each.
+  int last_of_chain(int e) const {
+    for (int steps = 0; steps < kMaxSteps; ++steps) {
+      const int node = edges_[e].target;
+      if (nodes_[node].kind != kPointwise || nodes_[node].held || out_[node].size() != 1) break;
+      e = out_[node][0];
+    }
+    return e;
+  }
+
+  static bool is_small(const Node &contraction) { return contraction.height <= kSmallRows * std::max<int64_t>(1, contraction.batch); }
+
+  // Whether a reduction of rows is read, through element-wise ops on its result, with the product of those rows.
+  bool is_statistic(int node) const {
+    const Node &reduction = nodes_[node];
+    if (!allows(kStatistic)) return false;
+    for (int steps = 0; steps < kMaxSteps; ++steps) {
+      if (out_[node].size() != 1 || nodes_[node].held) return false;
+      node = edges_[out_[node][0]].target;
+      if (nodes_[node].kind != kPointwise) return false;
+      if (nodes_[node].rows == reduction.rows) continue;
+      for (int e : in_[node]) {
+        const Node &product = nodes_[edges_[e].source];
+        if (product.kind == kContraction && product.height == reduction.rows && product.cols == reduction.cols && is_small(product))
+          return true;
+      }
+      return false;
+    }
+    return false;
+  }
+
+  // Whether all readers of a cluster meet in one node, with nothing but its element-wise epilogue in between: then its
+  // result need not exist in memory.
+  bool converges(int a) {
+    const int64_t rows = clusters_[a].rows;
+    std::set<int> pending;
+    auto follow = [&](int node, int from) {
+      if (nodes_[node].held) return false;
+      for (int e : out_[node]) {
+        const int to = edges_[e].target;
+        if (find(to) == from) continue;
+        pending.insert(to);
+      }
+      return true;
+    };
+    for (int m : members_[a])
+      if (!follow(m, a)) return false;
+    std::set<int> region(members_[a].begin(), members_[a].end());
+    while (pending.size() > 1) {
+      const int node = *pending.begin();
+      pending.erase(pending.begin());
+      if (nodes_[node].kind != kPointwise || nodes_[node].rows != rows || region.size() > kMaxRegion) return false;
+      for (int e : in_[node]) {
+        const int way = edges_[e].alignment;
+        const bool element_wise = way == kSame || way == kPermuted || (way == kPaired && allows(kRotation));
+        if (region.count(edges_[e].source) && !element_wise) return false;
+      }
+      if (!follow(node, -1)) return false;
+      region.insert(node);
+    }
+    return pending.size() == 1;
   }
 
   int64_t cost(int a) {
     int64_t total = 0;
-    for (int m : members_[a]) total += costs_[m];
+    for (int m : members_[a]) total += nodes_[m].cost;
+    return total;
+  }
+
+  // What a cluster reads from memory.
+  int64_t bytes_read(int a) {
+    int64_t total = 0;
+    for (int m : members_[a]) {
+      total += nodes_[m].input_bytes;
+      for (int e : in_[m])
+        if (find(edges_[e].source) != a) total += edges_[e].bytes;
+    }
     return total;
   }
 
@@ -174,52 +376,53 @@ class Clustering {
     return false;
   }
 
-  void merge(int a, int b, int kind, int64_t rows, int64_t cols) {
+  void merge(int a, int b, const Reads &r) {
+    const Cluster p = clusters_[a], c = clusters_[b];
+    // The shape of the kernel is that of its contraction, attention or reduction.
+    const bool producer_leads = c.kind == kPointwise ? p.kind != kPointwise : is_anchor(p.kind) && c.kind == kUpdate;
+    Cluster whole = producer_leads ? p : c;
+    whole.first = std::min(p.first, c.first);
+    whole.last = std::max(p.last, c.last);
+    whole.leaves = p.leaves + c.leaves;
+    whole.products = p.products + c.products;
+    if (c.kind == kContraction && (r.left || r.right))
+      for (int m : members_[a]) side_[m] = r.left ? kLeft : kRight;
     if (members_[a].size() < members_[b].size()) std::swap(a, b);
     parent_[b] = a;
-    Cluster &x = clusters_[a];
-    const Cluster &y = clusters_[b];
-    const int order = x.kind == kReduction ? x.order : y.order;
-    x = {kind, rows, cols, order, std::min(x.first, y.first), std::max(x.last, y.last), x.size + y.size, x.leaves + y.leaves};
+    clusters_[a] = whole;
     members_[a].insert(members_[a].end(), members_[b].begin(), members_[b].end());
     members_[b].clear();
   }
 
-  std::vector<int> held_, costs_;
+  std::vector<Node> nodes_;
   std::vector<Edge> edges_;
-  int max_inputs_;
+  int rules_, max_inputs_;
   int64_t recompute_;
   std::vector<Cluster> clusters_;
-  std::vector<int> parent_, visited_;
+  std::vector<int> parent_, visited_, side_;
   std::vector<std::vector<int>> in_, out_, members_;
   int stamp_ = 0;
 };
 
-std::vector<int> cluster(std::vector<int> kinds, std::vector<int64_t> rows, std::vector<int64_t> cols,
-                         std::vector<int> orders, std::vector<int> costs, std::vector<int> inputs, std::vector<int> held, std::vector<int> sources,
-                         std::vector<int> targets, std::vector<int> alignments, std::vector<int64_t> bytes,
-                         int max_inputs, int64_t recompute) {
-  const size_t n = kinds.size(), m = sources.size();
-  if (rows.size() != n || cols.size() != n || orders.size() != n || costs.size() != n || inputs.size() != n ||
-      held.size() != n)
-    throw std::invalid_argument("kinds, rows, cols, orders, costs, inputs and held must have one entry a node");
-  if (targets.size() != m || alignments.size() != m || bytes.size() != m)
-    throw std::invalid_argument("sources, targets, alignments and bytes must have one entry an edge");
-  std::vector<Edge> edges(m);
-  for (size_t i = 0; i < m; ++i) {
-    if (sources[i] < 0 || targets[i] >= static_cast<int>(n)) throw std::invalid_argument("edge end out of range");
-    edges[i] = {sources[i], targets[i], alignments[i], bytes[i]};
+std::vector<int> cluster(const std::vector<std::array<int64_t, 10>> &nodes, const std::vector<std::array<int64_t, 4>> &edges,
+                         int rules, int max_inputs, int64_t recompute) {
+  std::vector<Node> all_nodes;
+  for (const auto &v : nodes)
+    all_nodes.push_back({static_cast<int>(v[0]), v[1], v[2], v[3], v[4], static_cast<int>(v[5]), static_cast<int>(v[6]),
+                         static_cast<int>(v[7]), v[8], v[9] != 0});
+  std::vector<Edge> all_edges;
+  const int64_t count = static_cast<int64_t>(nodes.size());
+  for (const auto &e : edges) {
+    if (e[0] < 0 || e[1] >= count) throw std::invalid_argument("edge end out of range");
+    all_edges.push_back({static_cast<int>(e[0]), static_cast<int>(e[1]), static_cast<int>(e[2]), e[3]});
   }
-  return Clustering(std::move(kinds), std::move(rows), std::move(cols), std::move(orders), std::move(costs),
-                    std::move(inputs), std::move(held), std::move(edges), max_inputs, recompute)
-      .run();
+  return Clustering(std::move(all_nodes), std::move(all_edges), rules, max_inputs, recompute).run();
 }
 
 }  // namespace
 
 NB_MODULE(_sim, m) {
   m.doc() = "Native graph algorithms of topo-opt.";
-  m.def("cluster", &cluster, nb::arg("kinds"), nb::arg("rows"), nb::arg("cols"), nb::arg("orders"), nb::arg("costs"), nb::arg("inputs"),
-        nb::arg("held"), nb::arg("sources"), nb::arg("targets"), nb::arg("alignments"), nb::arg("bytes"), nb::arg("max_inputs"), nb::arg("recompute"),
+  m.def("cluster", &cluster, nb::arg("nodes"), nb::arg("edges"), nb::arg("rules"), nb::arg("max_inputs"), nb::arg("recompute"),
         nb::call_guard<nb::gil_scoped_release>());
 }
