@@ -17,6 +17,12 @@ from topo_opt.errors import UnsupportedError
 from topo_opt.structured.index import Expr, symbol
 
 _SHAPE = "(BLOCK_M, BLOCK_N)"
+_SIDES = ("left", "right")
+_K_AXES = {
+    "left": ("ka", "(BLOCK_M, BLOCK_K)", "[None, :]"),
+    "right": ("kb", "(BLOCK_K, BLOCK_N)", "[:, None]"),
+}
+"""The axis that k is for each side, the shape of a block, and how positions in k lie in it."""
 
 
 class Matrix(Gemm):
@@ -82,12 +88,14 @@ class Matrix(Gemm):
         if self.pdl and not walking:
             line("gdc_wait()")
         with self.emitter.scope(f"for k0 in range(0, {self.k}, BLOCK_K):"):
-            self.define("ka", "k0 + tl.arange(0, BLOCK_K)[None, :]")
-            self.define("kb", "k0 + tl.arange(0, BLOCK_K)[:, None]")
+            described = [[self._describe(a, side) for side in _SIDES] for a in accumulators]
+            for number, side in enumerate(_SIDES):
+                if not all(both[number] for both in described):
+                    axis, _, places_in_k = _K_AXES[side]
+                    self.define(axis, f"k0 + tl.arange(0, BLOCK_K){places_in_k}")
             loaded: dict[Operand, str] = {}
-            for name, accumulator in zip(names, accumulators):
-                left = self._factor(accumulator, "left", loaded)
-                right = self._factor(accumulator, "right", loaded)
+            for name, accumulator, both in zip(names, accumulators, described):
+                left, right = (self._factor(accumulator, s, d, loaded) for s, d in zip(_SIDES, both))
                 line(f"{name} = tl.dot({left}, {right}, {name}{self._precision})")
         for name, accumulator in zip(names, accumulators):
             self.seed_product(accumulator, name, ("m", "n"))
@@ -106,11 +114,12 @@ class Matrix(Gemm):
 
     # -- operands ---------------------------------------------------------------------------------------------------
 
-    def _factor(self, accumulator: Accumulator, side: str, loaded: dict[Operand, str]) -> str:
+    def _factor(
+        self, accumulator: Accumulator, side: str, described: Operand | None, loaded: dict[Operand, str]
+    ) -> str:
         """A block of an operand, (m, k) or (k, n), as a name."""
-        axis, shape = ("ka", "(BLOCK_M, BLOCK_K)") if side == "left" else ("kb", "(BLOCK_K, BLOCK_N)")
+        axis, shape, _ = _K_AXES[side]
         other = "m" if side == "left" else "n"
-        described = self._describe(accumulator, side) if self.tile.get("tma") else None
         if described is not None:
             if described not in loaded:
                 name = self.described.setdefault(described, f"{side}{len(self.described)}_desc")
@@ -122,7 +131,9 @@ class Matrix(Gemm):
     def _describe(self, accumulator: Accumulator, side: str) -> Operand | None:
         """The operand as a descriptor says it, or None."""
         tile = self.tile
-        axis = "ka" if side == "left" else "kb"
+        if not tile.get("tma"):
+            return None
+        axis = _K_AXES[side][0]
         k = BlockAxis(axis, self.k, tile["k"], "k0", "k0 // BLOCK_K")
         if side == "left":
             outer = BlockAxis("m", self.m, tile["m"], "pid_m * BLOCK_M", "pid_m")
@@ -130,9 +141,7 @@ class Matrix(Gemm):
             outer = BlockAxis("n", self.columns, tile["n"], "pid_n * BLOCK_N", "pid_n")
         contraction = accumulator.contraction
         position, value = contraction.operand(side)
-        loop = contraction.loop(
-            self.batch_index, accumulator.row, accumulator.column, symbol(axis, self.k)
-        )
+        loop = contraction.loop(self.batch_index, accumulator.row, accumulator.column, symbol(axis, self.k))
         indices = contraction.node.maps[position].apply(loop)
         find = partial(describe, self.emitter, value, indices)
         try:
