@@ -12,12 +12,15 @@ PASSES = {
     "topo-raise-named-ops": "topo_opt.passes.ingest.raise_named_ops:RaiseNamedOps",
     "topo-lower-torch": "topo_opt.passes.ingest.lower_torch:LowerTorch",
     "topo-raise-rotary": "topo_opt.passes.ingest.raise_rotary:RaiseRotary",
+    "topo-raise-masks": "topo_opt.passes.ingest.raise_masks:RaiseMasks",
     "topo-verify-structured": "topo_opt.passes.ingest.verify_structured:VerifyStructured",
     "topo-sink-row-scale": "topo_opt.passes.schedule.sink_row_scale:SinkRowScale",
+    "topo-form-expert-kernels": "topo_opt.passes.schedule.form_expert_kernels:FormExpertKernels",
     "topo-form-kernels": "topo_opt.passes.schedule.form_kernels:FormKernels",
     "topo-mark-inout": "topo_opt.passes.schedule.mark_inout:MarkInout",
     "topo-choose-tiles": "topo_opt.passes.lower.choose_tiles:ChooseTiles",
     "topo-mark-dependent-launch": "topo_opt.passes.schedule.mark_dependent_launch:MarkDependentLaunch",
+    "topo-pack-siblings": "topo_opt.passes.schedule.pack_siblings:PackSiblings",
 }
 
 

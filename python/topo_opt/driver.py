@@ -213,8 +213,12 @@ def _generate(compilation: Compilation) -> dict[str, UnsupportedError]:
 
     target = Target.of(compilation.options.machine.primary)
     refused: dict[str, UnsupportedError] = {}
+    # A member of a pack is generated with the pack.
+    launched = {c for _, function in plan_functions(compilation.module) for c in callees(function)}
     with compilation.module.context, ir.Location.unknown():
         for symbol, function in kernels(compilation.module):
+            if symbol not in launched:
+                continue
             try:
                 compilation.sources[symbol] = lower_kernel(function, target)
             except UnsupportedError as error:

@@ -6,12 +6,13 @@ shares in the report; nothing is decided by it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch_mlir import ir
 
 from topo_opt.codegen.triton.kernel import plain
+from topo_opt.codegen.triton.pack import is_pack, members_of
 from topo_opt.structured.graph import Graph, Node, element_bytes, read
 from topo_opt.topology import Device
 
@@ -43,6 +44,8 @@ class Work:
 
 def work_of(func: ir.Operation) -> Work:
     """The work of a function with a body: a kernel, or a whole plan function."""
+    if is_pack(func):
+        return _sum([work_of(member.func) for member in members_of(func)])
     graph = read(func)
     matrix: dict[str, int] = {}
     scalar = 0
@@ -54,6 +57,14 @@ def work_of(func: ir.Operation) -> Work:
         else:
             scalar += _scalar_ops(graph, node)
     return Work(_traffic(graph), matrix, scalar)
+
+
+def _sum(parts: Sequence[Work]) -> Work:
+    matrix: dict[str, int] = {}
+    for part in parts:
+        for dtype, count in part.matrix_ops.items():
+            matrix[dtype] = matrix.get(dtype, 0) + count
+    return Work(sum(p.nbytes for p in parts), matrix, sum(p.scalar_ops for p in parts))
 
 
 def declared_traffic(func: ir.Operation) -> int:

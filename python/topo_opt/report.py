@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from torch_mlir import ir
 
 from topo_opt.codegen.triton.kernel import plain
+from topo_opt.codegen.triton.pack import is_pack, members_of
 from topo_opt.driver import Compilation, callees, kernels, plan_functions
 from topo_opt.errors import Remark
 from topo_opt.estimate import declared_traffic, work_of
@@ -197,12 +198,18 @@ def _function_rows(
 def _fused(function: ir.Operation) -> dict[str, int]:
     """Operation of the model -> how many of them went into a kernel, told from the locations of its ops."""
     nodes: dict[str, None] = {}
-    for view in function.regions[0].blocks[0].operations:
+    for view in _operations(function):
         if not view.operation.name.startswith(_COMPUTE) or view.operation.name == "linalg.fill":
             continue  # constants and inits are shared, so their locations may be another operation's
         nodes.update(dict.fromkeys(_graph_nodes(view.operation.location)))
     counts = Counter(re.sub(r"(_default|_tensor)?(_\d+)?$", "", node) for node in nodes)
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _operations(function: ir.Operation) -> Iterator[ir.OpView]:
+    """The ops of a kernel; of a pack those of its members."""
+    for body in [m.func for m in members_of(function)] if is_pack(function) else [function]:
+        yield from body.regions[0].blocks[0].operations
 
 
 def _graph_nodes(location: ir.Location) -> Iterator[str]:

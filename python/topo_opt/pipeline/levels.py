@@ -26,8 +26,12 @@ _RECOGNISE = ("topo-raise-rotary",)
 
 def _schedule(level: int, topology: str | None) -> list[str]:
     recognise = _RECOGNISE if level > 0 else ()
+    # Experts' products come with kernels of their own, which the others are formed around.
+    experts = "topo-form-expert-kernels" if level > 1 else "topo-form-expert-kernels{fuse=none}"
     # Inout is decided on whole kernels: which buffer dies where is known only after they are formed.
-    return [*recognise, f"topo-form-kernels{{{_FUSE[level]}}}", "topo-mark-inout"]
+    # Before anything is grouped: what moves behind a product decides what can become part of its kernel.
+    sink = ("topo-sink-row-scale",) if level > 1 else ()
+    return [*recognise, *sink, experts, f"topo-form-kernels{{{_FUSE[level]}}}", "topo-mark-inout"]
 
 
 def _lower(level: int, topology: str | None) -> list[str]:
@@ -35,6 +39,9 @@ def _lower(level: int, topology: str | None) -> list[str]:
     passes = [f"topo-choose-tiles{options}"]
     if level > 0:
         passes.append(f"topo-mark-dependent-launch{options}")
+    if level > 1:
+        # What is immutable is told from all calls of a kernel, so before some of them move into packs.
+        passes.append(f"topo-pack-siblings{options}")
     return passes
 
 

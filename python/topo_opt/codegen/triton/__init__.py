@@ -20,6 +20,10 @@ FAMILIES = {
     "attention": "topo_opt.codegen.triton.attention",
     "update": "topo_opt.codegen.triton.update",
     "scan": "topo_opt.codegen.triton.scan",
+    "experts": "topo_opt.codegen.triton.grouped",
+    "group_rows": "topo_opt.codegen.triton.group_rows",
+    "top_k": "topo_opt.codegen.triton.top_k",
+    "pack": "topo_opt.codegen.triton.pack",
 }
 
 

@@ -130,9 +130,15 @@ class Kernel:
         signature = ", ".join([p.name for p in params] + [f"{b}: tl.constexpr" for b in blocks])
         return self.file("\n".join([f"@triton.jit\ndef {self.name}({signature}):", *lines]) + "\n")
 
-    def file(self, body: str) -> str:
-        """A complete source file around the kernel's function definition."""
-        text = self.func.get_asm(use_local_scope=True).replace("\\", "/").replace('"""', "'''")
+    def file(self, body: str, callees: Sequence[ir.Operation] = ()) -> str:
+        """A complete source file around the kernel's function definition.
+
+        Args:
+            callees: kernel functions that this one calls, whose IR is shown too.
+        """
+        functions = {hash(f): f for f in (self.func, *callees)}.values()
+        text = "\n".join(f.get_asm(use_local_scope=True).rstrip("\n") for f in functions)
+        text = text.replace("\\", "/").replace('"""', "'''")
         imports = f"{dependent_launch.IMPORT}\n" if dependent_launch.WAIT in body else ""
         return _HEADER.format(ir=text, imports=imports) + prelude(body) + body
 
