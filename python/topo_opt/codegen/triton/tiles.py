@@ -75,12 +75,33 @@ def _attention(kernel: Kernel) -> dict[str, int]:
     return default_tile(kernel)
 
 
+def _experts(kernel: Kernel) -> dict[str, int]:
+    from topo_opt.codegen.triton.grouped_tiles import default_experts
+
+    return default_experts(kernel)
+
+
+def _group_rows(kernel: Kernel) -> dict[str, int]:
+    from topo_opt.codegen.triton.grouped_tiles import default_group_rows
+
+    return default_group_rows(kernel)
+
+
+def _top_k(kernel: Kernel) -> dict[str, int]:
+    from topo_opt.codegen.triton.grouped_tiles import default_top_k
+
+    return default_top_k(kernel)
+
+
 DEFAULTS: dict[str, Callable[[Kernel], dict[str, int]]] = {
     "loops": _loops,
     "update": _update,
     "scan": _scan,
     "gemm": _gemm,
     "attention": _attention,
+    "experts": _experts,
+    "group_rows": _group_rows,
+    "top_k": _top_k,
 }
 
 

@@ -1,0 +1,98 @@
+"""The matrix form of a grouped product: rows sorted by group, tensor cores, a block of rows of one group a program.
+
+How many rows a group has is known on the device only. The grid covers the most blocks that there can be; a program finds its
+group by counting the blocks of the groups before it, and those past the last block do nothing. Rows are gathered in the
+load of x and written back where they came from. With few rows a group (`swap`) the weights are the first operand of the
+product, whose side tensor cores want long.
+"""
+
+from __future__ import annotations
+
+from topo_opt.codegen.kernel_source import KernelSource
+from topo_opt.codegen.triton.emit import Axis
+from topo_opt.codegen.triton.grouped_base import Experts
+from topo_opt.codegen.triton.kernel import next_power_of_two
+from topo_opt.structured.index import opaque, symbol
+
+
+def most_blocks(rows: int, groups: int, block: int) -> int:
+    """The most blocks of `block` rows that `rows` rows in up to `groups` groups can need, none shared by two groups."""
+    reached = min(rows, groups)
+    return reached + (rows - reached) // block
+
+
+class GroupedMatrix(Experts):
+    """Blocks of rows of one group by blocks of columns."""
+
+    def axes(self) -> dict[str, Axis]:
+        problem, tile = self.problem, self.tile
+        return {
+            "row": Axis("row", problem.rows, "row", "row_mask"),
+            "n": self.axis("n", problem.columns, tile["n"]),
+            "kx": self.axis("kx", problem.inner, tile["k"]),
+            "kw": self.axis("kw", problem.inner, tile["k"]),
+        }
+
+    @property
+    def swapped(self) -> bool:
+        return bool(self.tile.get("swap", 0))
+
+    def lower(self) -> KernelSource:
+        problem, tile = self.problem, self.tile
+        column_blocks = -(-problem.columns // tile["n"])
+        self._find_group(column_blocks)
+        with self.emitter.scope(f"if expert < {problem.groups}:"):
+            self._multiply(column_blocks)
+        blocks = {"BLOCK_M": tile["m"], "BLOCK_N": tile["n"], "BLOCK_K": tile["k"]}
+        count = most_blocks(problem.rows, problem.groups, tile["m"])
+        return self.source(blocks, (count * column_blocks, 1, 1))
+
+    def _find_group(self, column_blocks: int) -> None:
+        """The group of the program: as many as have all their blocks before its own."""
+        line, groups = self.writer.line, self.problem.groups
+        offsets = self.pointer(4)
+        count = next_power_of_two(groups)
+        mask = f", mask=groups < {groups}, other=0" if count != groups else ""
+        line("pid = tl.program_id(0)")
+        line(f"block = pid // {column_blocks}")
+        line(f"groups = tl.arange(0, {count})")
+        line(f"starts = tl.load({offsets} + groups{mask})")
+        line(f"ends = tl.load({offsets} + groups + 1{mask})")
+        line("blocks = (ends - starts + BLOCK_M - 1) // BLOCK_M")
+        line("before = tl.cumsum(blocks, 0) <= block")
+        line("expert = tl.sum(before.to(tl.int32), 0)")
+
+    def _multiply(self, column_blocks: int) -> None:
+        line, problem = self.writer.line, self.problem
+        order, offsets = self.pointer(3), self.pointer(4)
+        across, down = ("[:, None]", "[None, :]") if self.swapped else ("[None, :]", "[:, None]")
+        line("first = block - tl.sum(tl.where(before, blocks, 0), 0)")
+        line(f"start = tl.load({offsets} + expert) + first * BLOCK_M")
+        line(f"end = tl.load({offsets} + expert + 1)")
+        if self.cast:
+            line(f"expert = expert{self.cast}")
+        line(f"row = start + tl.arange(0, BLOCK_M){down}")
+        line("row_mask = row < end")
+        line(f"a = tl.load({order} + row, mask=row_mask, other=0){self.cast}")
+        self.define("n", f"pid % {column_blocks} * BLOCK_N + tl.arange(0, BLOCK_N){across}")
+        a = opaque("a", 0, problem.rows - 1, frozenset({"row"}))
+        columns = self.columns_asked(a)
+        names = [f"acc{i}" for i in range(len(columns))]
+        shape = "(BLOCK_N, BLOCK_M)" if self.swapped else "(BLOCK_M, BLOCK_N)"
+        for name in names:
+            line(f"{name} = tl.zeros({shape}, tl.float32)")
+        precision = ', input_precision="ieee"' if problem.element == "f32" else ""
+        kx, kw = symbol("kx", problem.inner), symbol("kw", problem.inner)
+        x_shape, w_shape = ("(BLOCK_K, BLOCK_M)", "(BLOCK_N, BLOCK_K)") if self.swapped else (
+            "(BLOCK_M, BLOCK_K)", "(BLOCK_K, BLOCK_N)"
+        )  # fmt: skip
+        with self.emitter.scope(f"for k0 in range(0, {problem.inner}, BLOCK_K):"):
+            self.define("kx", f"k0 + tl.arange(0, BLOCK_K){across}")
+            self.define("kw", f"k0 + tl.arange(0, BLOCK_K){down}")
+            rows = self.factor(self.rows_of(a, kx), "kx", {"row", "kx"}, x_shape)
+            for name, column in zip(names, columns):
+                wide = {"kw", *column.symbols}
+                weights = self.factor(self.weights_of(kw, column), "kw", wide, w_shape)
+                pair = f"{weights}, {rows}" if self.swapped else f"{rows}, {weights}"
+                line(f"{name} = tl.dot({pair}, {name}{precision})")
+        self.finish(a, columns, names, ("n", "row") if self.swapped else ("row", "n"), shape)
