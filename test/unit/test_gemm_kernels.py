@@ -9,6 +9,9 @@ from kernel_check import Checked, check_kernels, random_tensor
 from torch_mlir import ir
 
 from topo_opt import dialects
+from topo_opt.codegen.triton import gemm_space
+from topo_opt.codegen.triton.gemm_tiles import default_tile
+from topo_opt.codegen.triton.kernel import Kernel
 
 WIDEN = "%w{0} = arith.extf {{{0}}} : bf16 to f32"
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
@@ -226,3 +229,56 @@ def test_dependent_launch_loads_nothing_that_may_be_written_before_the_wait(form
     assert "tl.load(in0 + " not in before and "tl.load(in3 + " not in before
     nothing = verify(f.text([result], TILES[form], immutable=[], pdl=True)).source.source
     assert "tl.load(" not in nothing.split("gdc_wait()\n")[0]
+
+
+def sample(m: int, n: int, k: int, transposed: bool = True) -> str:
+    f = Function()
+    x, a = f.argument((m, k)), f.argument((n, k) if transposed else (k, n))
+    return f.text([f.demote(f.contract(x, a, transposed))], {})
+
+
+def space(text: str) -> list[dict[str, int]]:
+    with dialects.load(ir.Context()), ir.Location.unknown():
+        module = ir.Module.parse(text)
+        (function,) = [o.operation for o in module.body.operations]
+        found = gemm_space.candidates(Kernel(function))
+        assert default_tile(Kernel(function)) == found[0] or "m" in found[0]
+        return found
+
+
+@pytest.mark.parametrize(
+    "m, n, k, transposed, form",
+    [
+        (1, 2048, 2048, True, "repeat n k warps stages"), (4, 768, 3072, True, "repeat n k warps stages"),
+        (1, 24, 40, True, "n k warps stages"), (3, 1, 7, True, "n k warps stages"), (1, 2048, 2048, False, "split n k warps stages"),
+        (8, 3072, 2048, True, "split n k warps stages"), (64, 2048, 8192, True, "split n k warps stages"),
+        (65, 2048, 2048, True, "m n k group warps stages"),
+    ],
+)  # fmt: skip
+def test_space_starts_with_the_form_for_the_rows(m, n, k, transposed, form):
+    found = space(sample(m, n, k, transposed))
+    assert 0 < len(found) <= gemm_space.LIMIT
+    assert set(found[0]) <= set(form.split()) and len({tuple(t.items()) for t in found}) == len(found)
+    assert found == space(sample(m, n, k, transposed))
+
+
+@pytest.mark.parametrize("m", [1, 3, 9])
+@pytest.mark.parametrize("transposed", [True, False])
+def test_every_tile_of_a_space_computes_the_product(m, transposed):
+    tiles = space(sample(m, 72, 320, transposed))
+    for tile in tiles[:: max(1, len(tiles) // 6)]:
+        f = Function()
+        x, a = f.argument((m, 320)), f.argument((72, 320) if transposed else (320, 72))
+        if not tile.get("tma"):
+            verify(f.text([f.demote(f.contract(x, a, transposed))], tile))
+
+
+def test_splits_are_chosen_so_that_waves_are_full():
+    """The tiles that were the fastest of a search on an H200 are among the first of the model."""
+    for m, n, k, best in (
+        (8, 2048, 2048, (4, 64, 128)),
+        (8, 16384, 2048, (1, 64, 128)),
+        (8, 2048, 8192, (4, 64, 256)),
+    ):
+        found = [(t.get("split"), t["n"], t["k"]) for t in space(sample(m, n, k))]
+        assert best in found[:12], (n, k, found[:12])

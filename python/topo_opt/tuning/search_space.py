@@ -19,6 +19,8 @@ SPACES = {
     "loops": "topo_opt.codegen.triton.loops_space",
     "update": "topo_opt.codegen.triton.loops_space",
     "scan": "topo_opt.codegen.triton.loops_space",
+    "gemm": "topo_opt.codegen.triton.gemm_space",
+    "experts": "topo_opt.codegen.triton.grouped_tiles",
 }
 # Entries of a tile and how they vary: by factors of two, or by one. Others name a form, which a neighbour keeps.
 _POWERS = ("m", "n", "k", "x", "r", "split", "splits", "warps")

@@ -77,7 +77,7 @@ class Gemm:
                 hint="parts * period divides the columns",
             )
         self.columns = self.n // self.parts
-        self.tile = kernel.attributes["tile"]
+        self.tile = kernel.attributes.get("tile", {})
         self.pdl: bool = bool(kernel.attributes.get("pdl", False))
         self.element = graph.values[self.contractions[0].operand("left")[1]].element
         self._updates = {n.results[0]: n for n in graph.nodes if n.name in WRITES}

@@ -18,6 +18,7 @@ class Target:
 
     cores: int = 132
     shared_bytes: int = 232448
+    memory_bytes_per_s: float = 4.24e12
 
     @classmethod
     def named(cls, topology: str) -> Target:
@@ -29,4 +30,8 @@ class Target:
     @classmethod
     def of(cls, device: Device) -> Target:
         """The figures of a device of a topology."""
-        return cls(device.cores.count.value, device.cores.shared_memory_per_block_bytes.value)
+        return cls(
+            device.cores.count.value,
+            device.cores.shared_memory_per_block_bytes.value,
+            device.memory.read_write_bytes_per_s.value,
+        )

@@ -1,0 +1,104 @@
+"""What the cost of a gemm kernel depends on, read off a rehearsal of it without any tile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topo_opt.codegen.triton.contraction import find_all
+from topo_opt.codegen.triton.emit import Axis
+from topo_opt.codegen.triton.gemm_base import Gemm
+from topo_opt.codegen.triton.kernel import Kernel
+from topo_opt.errors import UnsupportedError
+from topo_opt.structured.graph import element_bytes
+from topo_opt.structured.index import Symbol, contiguous_strides, strided, symbol
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Sizes of a gemm kernel.
+
+    `columns` are those of one part, `products` the accumulators of a column: contractions times parts.
+    """
+
+    batch: int
+    m: int
+    columns: int
+    k: int
+    products: int
+    element: str
+    weight_bytes: float
+    """Bytes that one step of k and one column of the tile read from the larger factors, all products together."""
+    row_bytes: float
+    """Bytes that one step of k and one row read from the smaller factors and for statistics."""
+    contiguous: bool
+    """Neighbours along k of the larger factors are neighbours in memory."""
+    statistics: int
+    early_statistics: bool
+    """A factor waits for a statistic."""
+
+    @property
+    def half(self) -> bool:
+        """Whether tensor cores take the factors as they are."""
+        return self.element in ("bf16", "f16")
+
+
+def figures_of(kernel: Kernel) -> Figures:
+    """The figures of a kernel; of its contractions alone where it can't be lowered, which lowering will then say."""
+    try:
+        return _Probe(kernel).figures()
+    except UnsupportedError:
+        found = find_all(kernel.graph)
+        batch, m, n, k = found[0].counts
+        element = kernel.graph.values[found[0].operand("left")[1]].element
+        width = element_bytes(element)
+        return Figures(batch, m, n, k, len(found), element, width * len(found), width, True, 0, False)
+
+
+class _Probe(Gemm):
+    """Every axis is one block."""
+
+    def _axes(self) -> dict[str, Axis]:
+        sizes = {"m": self.m, "n": self.columns, "k": self.k}
+        return {name: Axis(name, size, name) for name, size in sizes.items()} | {
+            "b": Axis("b", self.batch, "b", scalar=True)
+        }
+
+    def figures(self) -> Figures:
+        m, n, k = symbol("m", self.m), symbol("n", self.columns), symbol("k", self.k)
+        places = self.places(m, n)
+        self.check_coverage(places, self.batch * self.m * self.columns)
+        needs = self.emitter.rehearse(lambda: [self.store(p, ("m", "n"), "") for p in places])
+        products = [self.accumulator(r, [m]) for r in needs.reductions if self.is_product(r)]
+        beside = [r for r in needs.reductions if not self.is_product(r)]
+        right = self.emitter.rehearse(lambda: [self.operand(a, "right", k) for a in products])
+        left = self.emitter.rehearse(lambda: [self.operand(a, "left", k) for a in products])
+        early, late = self.order([*right.reductions, *left.reductions], beside, k)
+        statistics = [s for level in [*early, late] for s in level]
+        rows = self.emitter.rehearse(
+            lambda: [[self.operand(a, "left", k) for a in products], [self.term(s, k) for s in statistics]]
+        )
+        steps = [self._step(load) for load in right.loads]
+        return Figures(
+            self.batch,
+            self.m,
+            self.columns,
+            self.k,
+            max(len(products), 1),
+            self.element,
+            sum(size * min(step, 1.0) for size, step in steps) or element_bytes(self.element),
+            sum(size * min(step, 1.0) for size, step in map(self._step, rows.loads)),
+            all(step <= 1.0 for _, step in steps),
+            len(statistics),
+            any(early),
+        )
+
+    def _step(self, load: tuple) -> tuple[float, float]:
+        """Bytes of an element and how far one step of k moves in memory; a fraction where several steps share an element."""
+        number, indices = load
+        info = self.kernel.graph.values[number]
+        position = strided(indices, contiguous_strides(info.shape or ()))
+        moves = [c / getattr(a, "divisor", 1) for a, c in position.terms if "k" in a.symbols()]
+        whole = all(isinstance(a, Symbol) for a, _ in position.terms if "k" in a.symbols())
+        return float(element_bytes(info.element)), abs(moves[0]) if moves and (
+            whole or len(moves) == 1
+        ) else 0.0

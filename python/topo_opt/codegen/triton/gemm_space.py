@@ -1,0 +1,40 @@
+"""Tiles of gemm kernels to measure, best first by the cost models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from topo_opt.codegen.triton import gemm_matrix_tiles
+from topo_opt.codegen.triton.contraction import VECTOR_ROWS
+from topo_opt.codegen.triton.gemm_figures import figures_of
+from topo_opt.codegen.triton.gemm_tiles import few_rows
+from topo_opt.codegen.triton.kernel import Kernel
+
+LIMIT = 40
+_MATRIX_SHARE = 4
+"""Matrix tiles beside those of the forms for few rows."""
+_STAGES_SHARE = 2
+"""Tiles that differ in stages alone."""
+
+
+def candidates(kernel: Kernel) -> list[dict[str, int]]:
+    """Tiles of a kernel, best first, at most `LIMIT`."""
+    figures = figures_of(kernel)
+    streamed = _thinned([tile for _, tile in few_rows(kernel, figures)])
+    matrix = gemm_matrix_tiles.variants(kernel, figures)
+    if not streamed:
+        return matrix[:LIMIT]
+    beside = matrix[:_MATRIX_SHARE] if figures.m > VECTOR_ROWS and not figures.statistics else []
+    return streamed[: LIMIT - len(beside)] + beside
+
+
+def _thinned(tiles: Sequence[dict[str, int]]) -> list[dict[str, int]]:
+    """Of tiles that differ in stages alone, the first few."""
+    seen: dict[tuple[tuple[str, int], ...], int] = {}
+    kept = []
+    for tile in tiles:
+        key = tuple((name, size) for name, size in tile.items() if name != "stages")
+        seen[key] = seen.get(key, 0) + 1
+        if seen[key] <= _STAGES_SHARE:
+            kept.append(tile)
+    return kept
