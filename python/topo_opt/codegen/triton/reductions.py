@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch_mlir import ir
 
+from topo_opt.codegen.triton import fast_functions
 from topo_opt.structured.graph import Node
 
 
@@ -125,10 +126,14 @@ def depends_on(value: ir.Value, targets: set[int], arguments: set[int]) -> bool:
 
 
 def prelude(source: str) -> str:
-    """Definitions of the combination functions that `source` names."""
+    """Definitions of the combination functions and fast functions that `source` names."""
     names = set(re.findall(r"(?<![\w.])_[a-z]\w*", source))
-    used = [n for n in PRELUDE if n in names]
-    return "".join(f"@triton.jit\ndef {n}(a, b):\n    return {PRELUDE[n]}\n\n\n" for n in used)
+    combinations = "".join(
+        f"@triton.jit\ndef {n}(a, b):\n    return {PRELUDE[n]}\n\n\n" for n in PRELUDE if n in names
+    )
+    return combinations + "".join(
+        fast_functions.definition(n) for n in fast_functions.FUNCTIONS if n in names
+    )
 
 
 __all__ = ["PRELUDE", "Combiner", "Recognised", "depends_on", "prelude", "recognise"]

@@ -287,6 +287,23 @@ def _fpowi(ctx: Context, a: str, b: str) -> str:
     return f"libdevice.pow({base}, {exponent})"
 
 
+_EXACT_POWERS = {0.5: "tl.sqrt_rn({0})", -0.5: "libdevice.rsqrt({0})", -1.0: "1.0 / {0}", 1.0: "{0}"}
+
+
+@rule("math.powf", literals=True)
+def _powf(ctx: Context, a: str, b: str) -> str:
+    """As eager: squares, cubes, roots and reciprocals are what they say, other powers go to the library."""
+    base, exponent = (
+        f"tl.full((1, 1), {v}, {compute_type(ctx.result)})" if _is_literal(v) else v for v in (a, b)
+    )
+    power = float(b) if _is_literal(b) and b[0] in "-0123456789" else None
+    if power in (2.0, 3.0, -2.0):
+        return _power_by_products(base, int(power))
+    if power in _EXACT_POWERS and ctx.result != "f64":
+        return _EXACT_POWERS[power].format(base)
+    return f"libdevice.pow({base}, {exponent})"
+
+
 @rule("math.ipowi", literals=True)
 def _ipowi(ctx: Context, a: str, b: str) -> str:
     if _is_literal(b) and 0 <= int(b) <= _UNROLLED_POWERS and not _is_literal(a):
@@ -303,12 +320,12 @@ def _call(name: str) -> Rule:
 for _op, _function in {
     "math.log": "libdevice.log", "math.log2": "libdevice.log2", "math.log10": "libdevice.log10",
     "math.log1p": "libdevice.log1p", "math.expm1": "libdevice.expm1", "math.sin": "libdevice.sin",
-    "math.cos": "libdevice.cos", "math.tan": "libdevice.tan", "math.tanh": "libdevice.tanh",
+    "math.cos": "libdevice.cos", "math.tan": "libdevice.tan",
     "math.asin": "libdevice.asin", "math.acos": "libdevice.acos", "math.atan": "libdevice.atan",
     "math.sinh": "libdevice.sinh", "math.cosh": "libdevice.cosh", "math.asinh": "libdevice.asinh",
     "math.acosh": "libdevice.acosh", "math.atanh": "libdevice.atanh", "math.atan2": "libdevice.atan2",
-    "math.erf": "libdevice.erf", "math.erfc": "libdevice.erfc", "math.cbrt": "libdevice.cbrt",
-    "math.powf": "libdevice.pow", "math.round": "libdevice.round", "math.roundeven": "libdevice.rint",
+    "math.erfc": "libdevice.erfc", "math.cbrt": "libdevice.cbrt",
+    "math.round": "libdevice.round", "math.roundeven": "libdevice.rint",
     "math.trunc": "libdevice.trunc", "math.copysign": "libdevice.copysign", "math.ceil": "tl.ceil",
     "math.floor": "tl.floor", "math.absf": "tl.abs", "math.absi": "tl.abs", "math.fma": "tl.fma",
     "math.rsqrt": "libdevice.rsqrt",
@@ -319,6 +336,16 @@ for _op, _function in {
 @rule("math.exp")
 def _exp(ctx: Context, a: str) -> str:
     return f"tl.exp({a})" if ctx.fast else f"libdevice.exp({a})"
+
+
+@rule("math.erf")
+def _erf(ctx: Context, a: str) -> str:
+    return f"_erf({a})" if ctx.fast and ctx.result == "f32" else f"libdevice.erf({a})"
+
+
+@rule("math.tanh")
+def _tanh(ctx: Context, a: str) -> str:
+    return f"_tanh({a})" if ctx.fast and ctx.result == "f32" else f"libdevice.tanh({a})"
 
 
 @rule("math.exp2")
