@@ -136,13 +136,13 @@ class _Rewriter:
     def rewrite(self, function: ir.Operation, packs: Sequence[Pack]) -> None:
         block = function.regions[0].blocks[0]
         ops = [v.operation for v in block.operations]
-        calls = [op for op in ops if op.name == "func.call"]
-        pack_of = {hash(calls[c]): p for p in packs for c in p.calls}
+        calls = [i for i, op in enumerate(ops) if op.name == "func.call"]
+        pack_of = {calls[c]: number for number, p in enumerate(packs) for c in p.calls}
         for unit in _ordered(ops[:-1], pack_of):
-            for op in unit:
-                op.move_before(ops[-1])
-            if len(unit) > 1:
-                self._replace(unit, pack_of[hash(unit[0])], ops[-1])
+            for i in unit:
+                ops[i].move_before(ops[-1])
+            if unit[0] in pack_of:
+                self._replace([ops[i] for i in unit], packs[pack_of[unit[0]]], ops[-1])
 
     def _replace(self, calls: list[ir.Operation], pack: Pack, terminator: ir.Operation) -> None:
         operands: list[ir.Value] = []
@@ -251,20 +251,19 @@ def _describe(
             pack.attributes["topo.inout"] = ir.ArrayAttr.get(pairs)
 
 
-def _ordered(ops: Sequence[ir.Operation], pack_of: dict[int, Pack]) -> list[list[ir.Operation]]:
-    """Single ops, and the calls of each pack together, in an order in which values come before their uses."""
-    units: list[list[ir.Operation]] = []
+def _ordered(ops: Sequence[ir.Operation], pack_of: dict[int, int]) -> list[list[int]]:
+    """Numbers of ops, those of each pack together, in an order in which values come before their uses."""
+    units: list[list[int]] = []
     unit_of_pack: dict[int, int] = {}
     maker: dict[int, int] = {}
-    for op in ops:
-        pack = pack_of.get(hash(op))
-        number = len(units) if pack is None else unit_of_pack.setdefault(id(pack), len(units))
+    for i, op in enumerate(ops):
+        number = unit_of_pack.setdefault(pack_of[i], len(units)) if i in pack_of else len(units)
         if number == len(units):
             units.append([])
-        units[number].append(op)
+        units[number].append(i)
         maker.update({hash(r): number for r in op.results})
     before = [
-        {maker[hash(v)] for op in unit for v in op.operands if hash(v) in maker} - {number}
+        {maker[hash(v)] for i in unit for v in ops[i].operands if hash(v) in maker} - {number}
         for number, unit in enumerate(units)
     ]
     after: list[list[int]] = [[] for _ in units]

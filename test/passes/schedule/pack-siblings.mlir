@@ -78,3 +78,22 @@ func.func @old_content(%a: tensor<2x8x4xf32> {topo.kind = "buffer", topo.name = 
   } -> tensor<2x8x4xf32>
   return %0, %1 : tensor<2x8x4xf32>, tensor<2x8x4xf32>
 }
+
+// -----
+
+// A pack on the results of a pack; equal packs are one function.
+
+// CHECK-LABEL: func.func @chain
+// CHECK-NEXT:    %[[R:.*]]:2 = call @[[PACK:k_pack_[0-9a-f]+]](%arg0, %arg2, %arg4, %arg1, %arg3)
+// CHECK-NEXT:    %[[S:.*]]:2 = call @[[PACK]](%[[R]]#0, %arg3, %arg4, %[[R]]#1, %arg2)
+// CHECK-NEXT:    return %[[S]]#0, %[[S]]#1
+func.func @chain(%a: tensor<2x8x4xf32> {topo.kind = "buffer", topo.name = "a"}, %b: tensor<2x8x4xf32> {topo.kind = "buffer", topo.name = "b"},
+                 %x: tensor<2x1x4xf32> {topo.kind = "input", topo.name = "x"}, %y: tensor<2x1x4xf32> {topo.kind = "input", topo.name = "y"},
+                 %at: tensor<1xi64> {topo.kind = "input", topo.name = "at"})
+    -> (tensor<2x8x4xf32> {topo.kind = "mutation", topo.name = "a"}, tensor<2x8x4xf32> {topo.kind = "mutation", topo.name = "b"}) {
+  %0 = "topo.index_update"(%a, %x, %at) {dim = 1 : i64} : (tensor<2x8x4xf32>, tensor<2x1x4xf32>, tensor<1xi64>) -> tensor<2x8x4xf32>
+  %1 = "topo.index_update"(%0, %y, %at) {dim = 1 : i64} : (tensor<2x8x4xf32>, tensor<2x1x4xf32>, tensor<1xi64>) -> tensor<2x8x4xf32>
+  %2 = "topo.index_update"(%b, %y, %at) {dim = 1 : i64} : (tensor<2x8x4xf32>, tensor<2x1x4xf32>, tensor<1xi64>) -> tensor<2x8x4xf32>
+  %3 = "topo.index_update"(%2, %x, %at) {dim = 1 : i64} : (tensor<2x8x4xf32>, tensor<2x1x4xf32>, tensor<1xi64>) -> tensor<2x8x4xf32>
+  return %1, %3 : tensor<2x8x4xf32>, tensor<2x8x4xf32>
+}

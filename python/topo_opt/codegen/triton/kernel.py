@@ -136,7 +136,7 @@ class Kernel:
         Args:
             callees: kernel functions that this one calls, whose IR is shown too.
         """
-        functions = {hash(f): f for f in (self.func, *callees)}.values()
+        functions = {str(f.attributes["sym_name"]): f for f in (self.func, *callees)}.values()
         text = "\n".join(f.get_asm(use_local_scope=True).rstrip("\n") for f in functions)
         text = text.replace("\\", "/").replace('"""', "'''")
         imports = f"{dependent_launch.IMPORT}\n" if dependent_launch.WAIT in body else ""
