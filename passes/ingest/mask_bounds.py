@@ -80,7 +80,7 @@ def _solved(expr: Expr) -> tuple[bool, Expr] | None:
 
 def _fits(found: Bounds, bound: Expr, leaves: Mapping[str, f.Leaf]) -> bool:
     """Whether a bound depends on the row and on at most the one loaded integer that others depend on."""
-    names = _names(bound)
+    names = f.names_in(bound)
     symbols = frozenset().union(*(i.symbols for n in names for i in leaves[n].indices))
     direct = {n for n in bound.symbols if n not in symbols}
     return (
@@ -92,17 +92,7 @@ def _fits(found: Bounds, bound: Expr, leaves: Mapping[str, f.Leaf]) -> bool:
 
 
 def _loaded(expr: Expr) -> str | None:
-    return next(iter(_names(expr)), None)
-
-
-def _names(expr: Expr) -> set[str]:
-    found: set[str] = set()
-    for atom, _ in expr.terms:
-        if isinstance(atom, Opaque):
-            found.add(atom.name)
-        elif isinstance(atom, Div | Mod):
-            found |= _names(atom.operand)
-    return found
+    return next(iter(f.names_in(expr)), None)
 
 
 def affine(expr: Expr, row: ir.AffineExpr, place: ir.AffineExpr) -> ir.AffineExpr:

@@ -75,6 +75,8 @@ class _Masks:
             found, exact = _boolean(found)
         if not isinstance(found, f.Formula):
             return None
+        if f.loaded_names(found) & set(self.evaluator.leaves.truncated):
+            return None
         bounds = split(found, self.evaluator.leaves.named, keys)
         if not exact and not bounds.never_empty(keys):
             return None

@@ -113,9 +113,25 @@ class Evaluator:
             return self._extracted(op, scalars)
         rule = _RULES.get(op.name)
         operands = [self._scalar(o, scalars) for o in op.operands]
-        if rule is None or None in operands:
+        if None in operands:
+            return None
+        if op.name == "arith.divsi":
+            return self._quotient(*operands)
+        if op.name == "arith.select" and (floored := self._floored(*operands)) is not None:
+            return floored
+        if rule is None:
             return None
         return rule(op, *operands)
+
+    def _quotient(self, a: Known, b: Known) -> Known | None:
+        if not (isinstance(a, Expr) and isinstance(b, Expr) and b.is_constant and b.constant > 0):
+            return None
+        return self.leaves.quotient(a, b.constant)
+
+    def _floored(self, test: Known, a: Known, b: Known) -> Expr | None:
+        if isinstance(test, f.Formula) and isinstance(a, Expr) and isinstance(b, Expr):
+            return self.leaves.floored(test, a, b)
+        return None
 
     def _extracted(self, op: ir.Operation, scalars: Scalars) -> Known | None:
         tensor, *places = op.operands
@@ -157,11 +173,6 @@ def _integers(combine: Callable[[Expr, Expr], Expr | None]) -> Callable[..., Kno
 
 def _product(a: Expr, b: Expr) -> Expr | None:
     return a * b.constant if b.is_constant else b * a.constant if a.is_constant else None
-
-
-def _quotient(a: Expr, b: Expr) -> Expr | None:
-    """Division that rounds to zero, where that is the floor."""
-    return a // b.constant if b.is_constant and b.constant > 0 and a.bounds[0] >= 0 else None
 
 
 def _floor(a: Expr, b: Expr) -> Expr | None:
@@ -247,7 +258,6 @@ _RULES: dict[str, Callable[..., Known | None]] = {
     "arith.addi": _integers(lambda a, b: a + b),
     "arith.subi": _integers(lambda a, b: a - b),
     "arith.muli": _integers(_product),
-    "arith.divsi": _integers(_quotient),
     "arith.floordivsi": _integers(_floor),
     "arith.remsi": _integers(_remainder),
     "arith.minsi": _integers(_smaller),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from topo_opt.structured.index import Expr
+from topo_opt.structured.index import Div, Expr, Mod, Opaque, opaque
 
 FAR = 1 << 62
 """Bound of an integer that is loaded."""
@@ -92,6 +92,8 @@ class Leaves:
     """The integers in memory that formulas mention, by the name that stands for each in their expressions."""
 
     named: dict[str, Leaf] = field(default_factory=dict)
+    truncated: dict[str, tuple[Expr, int]] = field(default_factory=dict)
+    """Quotients that are rounded to zero, of integers whose sign is not known: name -> dividend and divisor."""
 
     def name(self, leaf: Leaf) -> str:
         """The name of a leaf; the same leaf has one name."""
@@ -102,13 +104,43 @@ class Leaves:
         self.named[name] = leaf
         return name
 
+    def quotient(self, dividend: Expr, divisor: int) -> Expr:
+        """`dividend / divisor` rounded to zero; an integer that stands for it where the sign is not known."""
+        if dividend.bounds[0] >= 0:
+            return dividend // divisor
+        name = f"quotient{len(self.truncated)}"
+        for known, form in self.truncated.items():
+            if form == (dividend, divisor):
+                name = known
+        self.truncated[name] = (dividend, divisor)
+        return opaque(name, -FAR, FAR, dividend.symbols)
+
+    def floored(self, test: Formula, lower: Expr, quotient: Expr) -> Expr | None:
+        """The floor division that `remainder < 0 ? quotient - 1 : quotient` spells, None for anything else."""
+        for name, (dividend, divisor) in self.truncated.items():
+            same = opaque(name, -FAR, FAR, dividend.symbols)
+            if quotient == same and lower == same - 1 and test == at_least(same * divisor - dividend - 1):
+                return dividend // divisor
+        return None
+
 
 TRUE, FALSE = Truth(True), Truth(False)
 
 
+def _bounds(expr: Expr) -> tuple[int, int]:
+    """Bounds of an expression, which know that `e - c * (e // c)` is a remainder."""
+    low, high = expr.bounds
+    for atom, step in expr.terms:
+        if isinstance(atom, Div) and step % atom.divisor == 0:
+            whole = (atom.operand - atom.operand % atom.divisor) * (step // atom.divisor)
+            other = (expr - Expr(((atom, step),)) + whole).bounds
+            low, high = max(low, other[0]), min(high, other[1])
+    return low, high
+
+
 def at_least(expr: Expr) -> Formula:
     """`expr >= 0`, decided when the ranges decide it."""
-    low, high = expr.bounds
+    low, high = _bounds(expr)
     return TRUE if low >= 0 else FALSE if high < 0 else AtLeast(expr)
 
 
@@ -180,3 +212,28 @@ def symbols(formula: Formula) -> frozenset[str]:
         case All(parts=parts) | Either(parts=parts):
             return frozenset().union(*map(symbols, parts))
     return frozenset()
+
+
+def loaded_names(formula: Formula) -> frozenset[str]:
+    """The names of the run-time integers that a formula mentions."""
+    match formula:
+        case AtLeast(expr=expr) | Zero(expr=expr):
+            return names_in(expr)
+        case Loaded(leaf=leaf):
+            return frozenset().union(*map(names_in, leaf.indices))
+        case Not(inner=inner):
+            return loaded_names(inner)
+        case All(parts=parts) | Either(parts=parts):
+            return frozenset().union(*map(loaded_names, parts))
+    return frozenset()
+
+
+def names_in(expr: Expr) -> frozenset[str]:
+    """The names of the run-time integers in an expression."""
+    found: set[str] = set()
+    for atom, _ in expr.terms:
+        if isinstance(atom, Opaque):
+            found.add(atom.name)
+        elif isinstance(atom, Div | Mod):
+            found |= names_in(atom.operand)
+    return frozenset(found)
