@@ -1,5 +1,6 @@
 """Test modules of this folder import each other by plain name (model_zoo, op_cases, ...)."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -7,6 +8,12 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_tuning_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What was measured on this machine must not decide a test."""
+    os.environ["TOPO_OPT_TUNING_CACHE"] = str(tmp_path_factory.mktemp("tuning"))
 
 
 @pytest.fixture(autouse=True)

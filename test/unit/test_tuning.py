@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from torch_mlir import ir
-from tuning_samples import ROWS, FakeMeasurer, device, kernel_module, only_kernel, sum_of_squares
+from tuning_samples import FakeMeasurer, device, only_kernel, sum_of_squares
 
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.tiles import default_tile
@@ -138,17 +138,13 @@ def test_files_and_bundles_are_read_and_their_faults_are_errors(tmp_path):
 
 def test_a_file_does_not_depend_on_the_order_of_its_entries():
     entries = [entry(key(6, n)) for n in (200, 400)]
-    assert file_content(entries) == file_content(entries[::-1])
-    assert (
-        read_content(json.loads(json.dumps(file_content(entries)))) == entries
-        or read_content(file_content(entries)) == entries[::-1]
-    )
-    assert (
-        len(
-            file_content([replace(entries[0], timed=entries[0].timed * 3)], brief=True)["entries"][0]["timed"]
-        )
-        == 1
-    )
+    content = file_content(entries)
+    assert content == file_content(entries[::-1])
+    read = read_content(json.loads(json.dumps(content)))
+    assert [e.key.sizes for e in read] == [(6, 200, 6), (6, 400, 6)]
+    assert all(e in entries for e in read)
+    (brief,) = file_content([replace(entries[0], timed=entries[0].timed * 3)], brief=True)["entries"]
+    assert len(brief["timed"]) == 1
 
 
 def test_shipped_data_is_well_formed():
@@ -374,7 +370,3 @@ def test_modes_follow_the_level_and_options_overrule(monkeypatch, tmp_path):
     for wrong in ({"mode": "maximal"}, {"limit_s": 0.0}, {"limit_s": float("nan")}):
         with pytest.raises(InputError):
             Settings.of(2, **wrong)
-
-
-def test_rows_text_is_what_keys_are_made_of():
-    assert key_of(only_kernel(module := kernel_module(ROWS.format(m=6, n=200, t="f32")))) == key() and module

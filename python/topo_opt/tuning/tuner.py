@@ -6,22 +6,21 @@ the same structure at other sizes (transfer), the cost model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from torch_mlir import ir
 
 from topo_opt.codegen.kernel_source import KernelSource
-from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.target import Target
 from topo_opt.errors import UnsupportedError
 from topo_opt.topology import Device
 from topo_opt.tuning import search_space
-from topo_opt.tuning.arguments import signature_of
 from topo_opt.tuning.cache import Store, open_store
+from topo_opt.tuning.forms import Packed, Tunable, tunable
 from topo_opt.tuning.gpu import find_gpu
-from topo_opt.tuning.key import Key, key_of
+from topo_opt.tuning.key import Key
 from topo_opt.tuning.measure import Case, Measurer
 from topo_opt.tuning.records import DEPTHS, Choice, Entry, Tile
 from topo_opt.tuning.search import Found, Problem, Search
@@ -59,17 +58,14 @@ class _Open:
     """A kernel on its way to a choice."""
 
     subject: Subject
-    kernel: Kernel
-    key: Key
-    own: Tile
-    """The tile that it has: the cost model's."""
+    form: Tunable
     guess: Choice
     """What would be chosen without measuring."""
 
     @cached_property
     def tiles(self) -> list[Tile]:
-        """Its own tile, then other candidates."""
-        return [self.own, *(t for t in search_space.candidates(self.kernel) if dict(t) != self.own)]
+        """The tile that it has, which is the cost model's, then other candidates."""
+        return self.form.candidates()
 
 
 def tune(
@@ -115,11 +111,9 @@ def _is_settled(choice: Choice, depth: str) -> bool:
 
 
 def _look_up(subject: Subject, target: Target, store: Store) -> _Open:
-    kernel = Kernel(subject.func, target)
-    own: Tile = dict(kernel.attributes["tile"])
-    key = key_of(subject.func)
-    symbol = subject.symbol
-    opened = _Open(subject, kernel, key, own, Choice(symbol, own, "model", note="nothing was measured"))
+    form = tunable(subject.func, target)
+    own, key, symbol = form.own, form.key, subject.symbol
+    opened = _Open(subject, form, Choice(symbol, own, "model", note="nothing was measured"))
     if (entry := store.exact(key)) is not None:
         opened.guess = _known(symbol, entry, "cache", "measured earlier with the same versions")
     elif (entry := store.same_kernel(key)) is not None:
@@ -130,7 +124,7 @@ def _look_up(subject: Subject, target: Target, store: Store) -> _Open:
         note = f"from sizes {_sizes(entry.key)}, measured with {_tools(entry)}"
         opened.guess = Choice(symbol, tile, "transfer", entry.best.us, note=note, entry=entry)
     guess = opened.guess
-    if guess.basis != "model" and not _has_code(kernel, guess.tile):
+    if guess.basis != "model" and not _has_code(form, guess.tile):
         note = f"no code for the tile {dict(guess.tile)} of {guess.basis}"
         opened.guess = Choice(symbol, own, "model", note=note)
     return opened
@@ -160,10 +154,12 @@ def _sizes(key: Key) -> str:
     return "x".join(map(str, key.sizes))
 
 
-def _has_code(kernel: Kernel, tile: Tile) -> bool:
+def _has_code(form: Tunable, tile: Tile) -> bool:
+    if tile.keys() != form.own.keys() and not any(tile.keys() == t.keys() for t in form.candidates()):
+        return False
     try:
-        search_space.lower(kernel, tile)
-    except (UnsupportedError, KeyError):
+        form.lower(tile)
+    except UnsupportedError:
         return False
     return True
 
@@ -196,23 +192,17 @@ def _search(
 
 
 def _problem(opened: _Open, device: Device) -> Problem:
-    own, kernel = opened.own, opened.kernel
+    form, subject = opened.form, opened.subject
+    own = form.own
     # What other sizes or other versions suggest is tried right after the default.
     tiles = [own, opened.guess.tile, *opened.tiles[1:]]
     once = [t for i, t in enumerate(tiles) if dict(t) not in [dict(u) for u in tiles[:i]]]
-    signature = signature_of(opened.subject.func, l2_bytes=device.l2_bytes.value)
-    case = Case(opened.subject.symbol, signature, search_space.lower(kernel, own))
-    return Problem(
-        opened.subject.symbol,
-        case,
-        once,
-        lambda tile: search_space.lower(kernel, tile),
-        opened.subject.weight,
-    )
+    case = Case(subject.symbol, form.signature(device.l2_bytes.value), form.lower(own))
+    return Problem(subject.symbol, case, once, form.lower, subject.weight)
 
 
 def _choice(opened: _Open, found: Found, settings: Settings, store: Store) -> Choice:
-    timed, rejected = found.ordered(opened.own), tuple(found.rejected.values())
+    timed, rejected = found.ordered(opened.form.own), tuple(found.rejected.values())
     symbol = opened.subject.symbol
     if not timed:
         reason = rejected[0].reason if rejected else "time ran out before its first candidate"
@@ -227,7 +217,7 @@ def _choice(opened: _Open, found: Found, settings: Settings, store: Store) -> Ch
             entry=opened.guess.entry,
         )
     entry = Entry(
-        opened.key, store.device, store.versions, settings.mode, timed, rejected, opened.subject.symbol
+        opened.form.key, store.device, store.versions, settings.mode, timed, rejected, opened.subject.symbol
     )
     skipped = f"; {found.skipped} not tried, time ran out" if found.skipped else ""
     return Choice(
@@ -244,19 +234,16 @@ def _choice(opened: _Open, found: Found, settings: Settings, store: Store) -> Ch
 
 
 def _generate(subjects: list[Subject], target: Target, tuned: Tuned) -> None:
-    """Writes the choices into the kernels, and makes the code of those that get another tile."""
-    for subject in subjects:
-        choice = tuned.choices[subject.symbol]
-        if dict(Kernel(subject.func, target).attributes["tile"]) == dict(choice.tile):
-            continue
-        set_tile(subject.func, choice.tile)
-        tuned.sources[subject.symbol] = search_space.lower(Kernel(subject.func, target), choice.tile)
+    """Writes the choices into the kernels, and makes the code of those that get another tile.
 
-
-def set_tile(func: ir.Operation, tile: Mapping[str, int]) -> None:
-    """Sets `tile` in the `topo.kernel` dictionary of a function."""
-    context = func.context
-    i64 = ir.IntegerType.get_signless(64, context)
-    attribute = ir.DictAttr.get({k: ir.IntegerAttr.get(i64, v) for k, v in tile.items()}, context)
-    entries = {n.name: n.attr for n in ir.DictAttr(func.attributes["topo.kernel"])} | {"tile": attribute}
-    func.attributes["topo.kernel"] = ir.DictAttr.get(entries, context)
+    Packs come first: they get their own copies of members that others call, whose tiles may change too.
+    """
+    forms = {s.symbol: tunable(s.func, target) for s in subjects}
+    changed = [s for s, f in forms.items() if dict(f.own) != dict(tuned.choices[s].tile)]
+    if not changed:
+        return
+    packs = [s for s, f in forms.items() if isinstance(f, Packed)]
+    for symbol in dict.fromkeys([*packs, *changed]):
+        form, tile = forms[symbol], tuned.choices[symbol].tile
+        form.apply(tile)
+        tuned.sources[symbol] = form.lower(tile)
