@@ -13,7 +13,8 @@ from topo_opt.structured.graph import read
 
 @dataclass(frozen=True)
 class MarkInout(Pass):
-    """Sets `topo.inout` on kernels of family `update`, whose result is their destination argument.
+    """Sets `topo.inout` on kernels that end in an update, whose result is their destination argument: those of family
+    `update`, and products that store into a cache.
 
     `@k_update_01(%cache, %new, %at) {topo.kernel = {family = "update"}}`  -->  `{..., topo.inout = [[0, 0]]}`
 
@@ -25,11 +26,7 @@ class MarkInout(Pass):
     def apply(self, module) -> None:
         for view in module.operation.regions[0].blocks[0].operations:
             op = view.operation
-            if (
-                "topo.kernel" in op.attributes
-                and ir.DictAttr(op.attributes["topo.kernel"])["family"].value == "update"
-            ):
-                pairs = _rewritten(op)
+            if "topo.kernel" in op.attributes and (pairs := _rewritten(op)):
                 op.attributes["topo.inout"] = ir.ArrayAttr.get([ir.DenseI64ArrayAttr.get(p) for p in pairs])
 
 

@@ -148,8 +148,10 @@ def _normalised(graph: Graph, dead: frozenset[int]) -> frozenset[int]:
 
 
 def _slices(roles: Roles, product: Product, dead: frozenset[int]) -> Slices:
-    batch, m, _, _ = product.contraction.counts
-    return Slices(roles, dead, frozenset(f.value for f in product.rest), batch * m)
+    batch, m, _, k = product.contraction.counts
+    # What has no more elements than a row, such as `1 + w`, costs nothing to compute again.
+    stops = frozenset(f.value for f in product.rest if roles.graph.values[f.value].numel > k)
+    return Slices(roles, dead, stops, batch * m)
 
 
 def _rewrite(roles: Roles, product: Product, dead: frozenset[int]) -> None:
