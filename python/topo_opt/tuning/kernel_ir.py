@@ -1,0 +1,126 @@
+"""Tunes the kernels of kernel IR in text files, such as `topo-opt MODEL --to=lower` writes.
+
+    python -m topo_opt.tuning.kernel_ir kernels.mlir... [--topology NAME] [--tune MODE] [--tuning-cache DIR] [--tuning-time S]
+
+For a machine that has the GPU and not the model: what is measured goes into the cache, and from there into the data that a
+compile elsewhere reads (`topo_opt.tuning.ship`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from torch_mlir import ir
+
+from topo_opt.codegen.triton import lower_kernel
+from topo_opt.codegen.triton.target import Target
+from topo_opt.errors import InputError, TopoError, UnsupportedError
+from topo_opt.estimate import work_of
+from topo_opt.topology import Device, load
+from topo_opt.tuning.records import Choice
+from topo_opt.tuning.settings import MODES, Settings
+from topo_opt.tuning.tuner import FindMeasurer, Subject, Tuned, find_gpu, tune
+
+
+def subjects_of(module: ir.Operation, device: Device) -> list[Subject]:
+    """The kernels that plan functions call and for which there is code, in the order of the module; all where there are no such functions."""
+    functions = dict(_functions(module))
+    kernels = {s: f for s, f in functions.items() if "topo.kernel" in f.attributes}
+    plans = [f for f in functions.values() if "topo.function" in f.attributes]
+    launches = Counter(callee for f in plans for callee in _callees(f)) if plans else Counter(kernels)
+    target = Target.of(device)
+    return [
+        Subject(symbol, func, launches[symbol] * work_of(func).floor_ns(device))
+        for symbol, func in kernels.items()
+        if launches[symbol] and _has_code(func, target)
+    ]
+
+
+def tune_module(
+    module: ir.Operation, device: Device, settings: Settings, *, find: FindMeasurer = find_gpu
+) -> Tuned:
+    """Chooses the tile of every kernel and writes it into the IR; kernels have a tile before.
+
+    Raises:
+        InputError: as `tuner.tune`.
+    """
+    with module.context, ir.Location.unknown():
+        return tune(subjects_of(module, device), device, settings, find=find)
+
+
+def _functions(module: ir.Operation) -> Iterator[tuple[str, ir.Operation]]:
+    for view in module.regions[0].blocks[0].operations:
+        op = view.operation
+        if op.name == "func.func":
+            yield ir.StringAttr(op.attributes["sym_name"]).value, op
+
+
+def _callees(function: ir.Operation) -> Iterator[str]:
+    for view in function.regions[0].blocks[0].operations:
+        if view.operation.name == "func.call":
+            yield ir.FlatSymbolRefAttr(view.operation.attributes["callee"]).value
+
+
+def _has_code(func: ir.Operation, target: Target) -> bool:
+    try:
+        lower_kernel(func, target)
+    except UnsupportedError:
+        return False
+    return True
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m topo_opt.tuning.kernel_ir", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("inputs", nargs="+", metavar="FILE.mlir")
+    parser.add_argument("--topology", default="h200-x1")
+    parser.add_argument("--tune", choices=MODES[1:], default="short")
+    parser.add_argument("--tuning-cache", metavar="DIR")
+    parser.add_argument("--tuning-time", type=float, metavar="S", help="seconds for each file")
+    arguments = parser.parse_args(argv)
+    try:
+        for name in arguments.inputs:
+            _tune_file(name, arguments)
+    except TopoError as error:
+        print(error.render(), file=sys.stderr)
+        return 1
+    return 0
+
+
+def _tune_file(name: str, arguments: argparse.Namespace) -> None:
+    from topo_opt import dialects
+
+    settings = Settings.of(2, arguments.tune, arguments.tuning_cache, (), arguments.tuning_time)
+    try:
+        text = Path(name).read_text()
+    except OSError as error:
+        raise InputError(f"{name}: {error.strerror}") from None
+    module = ir.Module.parse(text, dialects.load(ir.Context()))
+    start = time.perf_counter()
+    tuned = tune_module(module.operation, load(arguments.topology).primary, settings)
+    print(f"{name}: {len(tuned.choices)} kernels in {time.perf_counter() - start:.1f} s")
+    for note in tuned.notes:
+        print(f"  {note}")
+    for choice in tuned.choices.values():
+        print(f"  {_line(choice)}")
+
+
+def _line(choice: Choice) -> str:
+    times = "" if choice.us is None else f" {choice.us:.2f} us"
+    against = "" if choice.default_us is None else f" (default {choice.default_us:.2f})"
+    reasons = Counter(r.reason for r in choice.rejected)
+    rejected = "".join(f"; rejected {n}: {reason}" for reason, n in sorted(reasons.items()))
+    tile = json.dumps(dict(choice.tile))
+    return f"{choice.symbol} {choice.basis}{times}{against}, {choice.tried} tried, {choice.note}: {tile}{rejected}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Collects measured tiles into one file, for the package or for compiles on machines without the GPU.
+
+    python -m topo_opt.tuning.ship CACHE|FILE|BUNDLE... --device nvidia-h200-sxm -o hw_topologies/tuning/nvidia-h200-sxm.json
+
+Each kernel keeps its choice alone. Where several sources know a kernel, a full search goes before a short one, then the
+source named later before the earlier one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from topo_opt.errors import TopoError
+from topo_opt.tuning.cache import FILE, read_file, write_file
+from topo_opt.tuning.records import DEPTHS, Entry, read_content
+
+
+def merged(sources: Iterable[Iterable[Entry]], device: str) -> list[Entry]:
+    """One entry for every kernel of a device."""
+    best: dict[str, Entry] = {}
+    for entries in sources:
+        for entry in entries:
+            if entry.device != device:
+                continue
+            known = best.get(entry.key.text)
+            if known is None or DEPTHS.index(entry.depth) >= DEPTHS.index(known.depth):
+                best[entry.key.text] = entry
+    return list(best.values())
+
+
+def entries_of(place: Path) -> list[Entry]:
+    """The entries of a file, of a bundle, or of a cache folder, where files that are none are named and passed over.
+
+    Raises:
+        InputError: a file or a bundle without entries.
+    """
+    if not place.is_dir() or (place / FILE).exists():
+        return read_file(place)
+    found = []
+    for path in sorted(place.rglob("*.json")):
+        try:
+            found += read_content(json.loads(path.read_bytes()))
+        except (OSError, ValueError) as error:
+            print(f"{path} is ignored: {error}", file=sys.stderr)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m topo_opt.tuning.ship", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("sources", nargs="+", type=Path, metavar="CACHE|FILE|BUNDLE")
+    parser.add_argument("--device", required=True, help="as in the cache's folders, such as nvidia-h200-sxm")
+    parser.add_argument("-o", dest="output", required=True, type=Path)
+    arguments = parser.parse_args(argv)
+    try:
+        entries = merged([entries_of(place) for place in arguments.sources], arguments.device)
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        write_file(arguments.output, entries, brief=True)
+    except TopoError as error:
+        print(error.render(), file=sys.stderr)
+        return 1
+    print(f"{arguments.output}: {len(entries)} kernels")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
