@@ -93,6 +93,16 @@ class Emitter:
         finally:
             self.writer, self._memo, self.on_reduction, self._asserted = saved
 
+    @contextmanager
+    def assuming(self, values: Mapping[Seed, Scalar]) -> Iterator[None]:
+        """The given values hold inside; what is computed from them is not remembered."""
+        saved = self.seeds, self._memo
+        self.seeds, self._memo = {**self.seeds, **values}, [{}]
+        try:
+            yield
+        finally:
+            self.seeds, self._memo = saved
+
     # -- values -----------------------------------------------------------------------------------------------------
 
     def value(self, number: int, indices: Sequence[Expr]) -> Scalar:

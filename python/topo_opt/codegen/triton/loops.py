@@ -2,26 +2,27 @@
 
 The tile has two axes: `x`, a block of rows (all parallel dimensions, row-major), and `r`, the reduction dimensions. Without
 reduction there is only `x`. When the row fits in one block the kernel is *persistent*: one read of the input. Otherwise
-it loops over blocks of the row, once for every level of reductions that depend on each other and once to store.
+it loops over blocks of the row (`looped_rows`).
 
 `topo.kernel` of this family: `rows`, `cols` (sizes of the two spaces), `full_shape` and `full_map` (affine map from rows and
 cols to the indices of a tensor that spans both, which fixes the row-major order of full-size results), `tile`
-(`x`, `r` block sizes, `warps`).
+(`x`, `r` block sizes, `warps`; `parts`: programs that share the columns of a block of rows).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
 from torch_mlir import ir
 
-from topo_opt.codegen.kernel_source import KernelSource
+from topo_opt.codegen.kernel_source import KernelSource, Scratch
 from topo_opt.codegen.triton.element_types import compute_type
 from topo_opt.codegen.triton.emit import Axis, Complex, Emitter, Scalar, Value
 from topo_opt.codegen.triton.kernel import Kernel
+from topo_opt.codegen.triton.looped_rows import LoopedRows
 from topo_opt.codegen.triton.reductions import Combiner, recognise
 from topo_opt.codegen.triton.regions import Region
 from topo_opt.codegen.triton.writer import Writer
@@ -47,6 +48,8 @@ class Space:
     r: Expr
     x_block: int
     r_block: int
+    parts: int = 1
+    """Programs that share the columns of a block of rows."""
 
     @property
     def row_count(self) -> int:
@@ -58,11 +61,17 @@ class Space:
 
     @property
     def persistent(self) -> bool:
-        return self.r_block >= self.col_count
+        return self.r_block >= self.col_count and self.parts == 1
+
+    @property
+    def part_columns(self) -> int:
+        """Columns a program reads, a multiple of the block."""
+        steps = -(-self.col_count // self.r_block)
+        return -(-steps // self.parts) * self.r_block
 
 
-def read_space(kernel: Kernel) -> Space:
-    """The iteration space from the kernel's attributes."""
+def read_space(kernel: Kernel, tile: Mapping[str, int]) -> Space:
+    """The iteration space from the kernel's attributes and a tile."""
     attributes = kernel.attributes
     rows, cols = tuple(attributes["rows"]), tuple(attributes["cols"])
     x, r = symbol("x", prod(rows)), symbol("r", prod(cols))
@@ -70,42 +79,56 @@ def read_space(kernel: Kernel) -> Space:
     full_shape = tuple(attributes["full_shape"])
     affine = ir.AffineMapAttr(attributes["full_map"]).value
     full = linearize([evaluate(e, indices) for e in affine.results], full_shape)
-    tile = attributes["tile"]
-    return Space(rows, cols, full_shape, full, x, r, tile["x"], tile["r"])
+    steps = -(-prod(cols) // tile["r"])
+    parts = -(-steps // -(-steps // tile.get("parts", 1)))
+    return Space(rows, cols, full_shape, full, x, r, tile["x"], tile["r"], parts)
 
 
 def lower(kernel: Kernel) -> KernelSource:
     """The Triton kernel of a function of family `loops`."""
-    return _Loops(kernel).lower()
+    return Loops(kernel).lower()
 
 
 @dataclass
-class _Loops:
+class Loops:
+    """Emission of one kernel; `looped_rows` and its accumulators ask for rows, terms and results."""
+
     kernel: Kernel
     writer: Writer = field(default_factory=lambda: Writer(indent=1))
+    tile: Mapping[str, int] | None = None
+    """Instead of that of `topo.kernel`."""
+
+    def __post_init__(self) -> None:
+        kernel, graph = self.kernel, self.kernel.graph
+        self.tile = self.tile or kernel.attributes["tile"]
+        self.space = space = read_space(kernel, self.tile)
+        used = {v for node in graph.nodes for v in node.operands} | set(graph.returns)
+        pointers, self.params = kernel.pointer_params(used)
+        self.emitter = Emitter(graph, self.writer, self._axes(), pointers, fast=kernel.fast)
+        self.emitter.on_reduction = self._reduce_now if space.persistent else self.reduction_missing
 
     def lower(self) -> KernelSource:
         kernel, graph = self.kernel, self.kernel.graph
-        self.space = space = read_space(kernel)
-        used = {v for node in graph.nodes for v in node.operands} | set(graph.returns)
-        pointers, params = kernel.pointer_params(used)
-        self.emitter = Emitter(graph, self.writer, self._axes(), pointers, fast=kernel.fast)
-        self.emitter.on_reduction = self._reduce_now if space.persistent else self._reduction_missing
+        space, params = self.space, list(self.params)
+        scratch: tuple[Scratch, ...] = ()
         self._define_rows()
         if space.persistent:
-            self._define_cols("tl.arange(0, RBLOCK)[None, :]")
+            self.define_cols("tl.arange(0, RBLOCK)[None, :]")
             for position in range(len(graph.returns)):
-                self._store(position)
+                self.store(position)
         else:
-            self._lower_looped()
+            looped = LoopedRows(self)
+            looped.lower()
+            params, scratch = params + looped.params, tuple(looped.scratch)
         blocks = {"XBLOCK": space.x_block} | ({"RBLOCK": space.r_block} if space.col_count > 1 else {})
         return KernelSource(
             name=kernel.name,
             source=kernel.define(params, blocks, self.writer.lines),
             params=tuple(params),
-            grid=(-(-space.row_count // space.x_block), 1, 1),
-            num_warps=kernel.attributes["tile"]["warps"],
-            num_stages=kernel.attributes["tile"].get("stages", 1 if space.persistent else 3),
+            scratch=scratch,
+            grid=(-(-space.row_count // space.x_block), space.parts, 1),
+            num_warps=self.tile["warps"],
+            num_stages=self.tile.get("stages", 1 if space.persistent else 3),
             constexprs=blocks,
             pdl=kernel.pdl,
             family="loops",
@@ -116,7 +139,8 @@ class _Loops:
     def _axes(self) -> dict[str, Axis]:
         space = self.space
         x_mask = "x_mask" if space.row_count % space.x_block else None
-        r_mask = "r_mask" if space.col_count % space.r_block else None
+        covered = space.part_columns * space.parts if space.parts > 1 else space.r_block
+        r_mask = "r_mask" if covered and space.col_count % covered else None
         return {"x": Axis("x", space.row_count, "x", x_mask), "r": Axis("r", space.col_count, "r", r_mask)}
 
     def _define_rows(self) -> None:
@@ -125,7 +149,8 @@ class _Loops:
         if self.emitter.axes["x"].mask:
             self.writer.line(f"x_mask = x < {self.space.row_count}")
 
-    def _define_cols(self, source: str) -> None:
+    def define_cols(self, source: str) -> None:
+        """Defines `r`, the columns of the block, and its mask."""
         if self.space.col_count == 1:
             return
         self.writer.line(f"r = {source}")
@@ -133,43 +158,48 @@ class _Loops:
             self.writer.line(f"r_mask = r < {self.space.col_count}")
 
     @property
-    def _tile_shape(self) -> str:
+    def tile_shape(self) -> str:
+        """Source of the shape of a block."""
         return "(XBLOCK, RBLOCK)" if self.space.col_count > 1 else "(XBLOCK, 1)"
 
     # -- results ----------------------------------------------------------------------------------------------------
 
-    def _is_full(self, value: int) -> bool:
+    def is_full(self, value: int) -> bool:
+        """Whether a result has an element for every row and column."""
         return self.space.col_count > 1 and self.kernel.graph.values[value].numel != self.space.row_count
 
-    def _result_indices(self, value: int) -> list[Expr]:
+    def result_indices(self, value: int) -> list[Expr]:
+        """Indices of a result at the block's rows and columns."""
         shape = self.kernel.graph.values[value].shape or ()
-        return delinearize(self.space.full if self._is_full(value) else self.space.x, shape)
+        return delinearize(self.space.full if self.is_full(value) else self.space.x, shape)
 
-    def _store(self, position: int) -> None:
+    def store(self, position: int) -> None:
+        """Computes and stores a result of the kernel."""
         value = self.kernel.graph.returns[position]
-        indices = self._result_indices(value)
-        shape = self._tile_shape if self._is_full(value) else "(XBLOCK, 1)"
-        axes = ("x", "r") if self._is_full(value) else ("x",)
+        indices = self.result_indices(value)
+        shape = self.tile_shape if self.is_full(value) else "(XBLOCK, 1)"
+        axes = ("x", "r") if self.is_full(value) else ("x",)
         self.emitter.store(f"out{position}", value, indices, axes, shape)
 
     # -- reductions -------------------------------------------------------------------------------------------------
 
-    def _reduction_loop(self, node: Node, column: Expr) -> list[Expr]:
+    def reduction_loop(self, node: Node, column: Expr) -> list[Expr]:
+        """Indices of a reduction's own dimensions at a column."""
         sizes = [s for s, reduced in zip(node.domain, node.reduction) if reduced]
         if prod(sizes) != self.space.col_count:
             raise UnsupportedError(f"a reduction over {sizes} in a kernel of {self.space.col_count} columns")
         return delinearize(column, sizes)
 
-    def _term(self, node: Node, position: int, indices: tuple[Expr, ...]) -> tuple[Value, Combiner] | None:
+    def term(self, node: Node, position: int, indices: tuple[Expr, ...]) -> tuple[Value, Combiner] | None:
         """The masked value to reduce and its combiner, or None when the body is not a known combination."""
         element = self.kernel.graph.values[node.results[position]].element
-        loop = domain_indices(node, position, indices, self._reduction_loop(node, self.space.r))
+        loop = domain_indices(node, position, indices, self.reduction_loop(node, self.space.r))
         if node.name == "linalg.contract":
             return self._contract_term(node, loop, element)
         known = recognise(node, position, element)
         if known is None:
             return None
-        term = self._region_value(node, loop, known.term)
+        term = self.region_value(node, loop, known.term)
         return self._masked(term, known.combiner.identity, element), known.combiner
 
     def _contract_term(self, node: Node, loop: list[Expr], element: str) -> tuple[Value, Combiner]:
@@ -178,7 +208,8 @@ class _Loops:
         product = Value(self.writer.bind(" * ".join(texts)), element, factors[0].depends | factors[1].depends)
         return self._masked(product, "0", element), Combiner("+", "0", None)
 
-    def _region_value(self, node: Node, loop: list[Expr], wanted: ir.Value) -> Value:
+    def region_value(self, node: Node, loop: list[Expr], wanted: ir.Value) -> Value:
+        """A scalar of a node's region at loop indices."""
         block = node.op.regions[0].blocks[0]
         bound: dict[int, Callable[[], Scalar]] = {
             hash(argument): partial(self.emitter.operand, operand, index_map, loop)
@@ -189,10 +220,29 @@ class _Loops:
             raise UnsupportedError("a reduction of complex values")
         return found
 
-    def _masked(self, value: Value, identity: str, element: str) -> Value:
+    def unmasked_term(self, node: Node, position: int, indices: tuple[Expr, ...]) -> Value:
+        """As `term` for a body that is a known combination; past the last column it may be anything."""
+        known = recognise(node, position, self.kernel.graph.values[node.results[position]].element)
+        assert known is not None
+        loop = domain_indices(node, position, indices, self.reduction_loop(node, self.space.r))
+        return self.region_value(node, loop, known.term)
+
+    def starts_from_identity(
+        self, node: Node, position: int, indices: tuple[Expr, ...], combiner: Combiner
+    ) -> bool:
+        """Whether what a reduction starts from changes nothing."""
+        init = self._init(node, position, indices)
+        return init.is_literal and _same_number(init.source, combiner.identity)
+
+    def spread(self, value: Value) -> str:
+        """Source of a value with one element for every row and column of the block."""
         source = self.emitter.tensor(value)
         if self.space.col_count > 1 and ("r" not in value.depends or "x" not in value.depends):
-            source = self.writer.bind(f"tl.broadcast_to({source}, {self._tile_shape})")
+            source = self.writer.bind(f"tl.broadcast_to({source}, {self.tile_shape})")
+        return source
+
+    def _masked(self, value: Value, identity: str, element: str) -> Value:
+        source = self.spread(value)
         mask = self.emitter.axes["r"].mask
         if mask and self.space.col_count > 1:
             source = self.writer.bind(f"tl.where({mask}, {source}, {identity})")
@@ -203,13 +253,14 @@ class _Loops:
         operand = node.operands[node.inputs + position]
         return self.emitter.real(operand, node.output_map(position).apply(loop))
 
-    def _finish(self, node: Node, position: int, indices: tuple[Expr, ...], reduced: str, combiner) -> Value:
+    def finish(self, node: Node, position: int, indices: tuple[Expr, ...], reduced: str, combiner) -> Value:
+        """The result of a reduction from its reduced terms and what it starts from."""
         element = self.kernel.graph.values[node.results[position]].element
         total = self.writer.bind(
             f"{reduced}.to({compute_type(element)})" if element.startswith("i") else reduced
         )
-        init = self._init(node, position, indices)
-        if not (init.is_literal and _same_number(init.source, combiner.identity)):
+        if not self.starts_from_identity(node, position, indices, combiner):
+            init = self._init(node, position, indices)
             total = self.writer.bind(combiner.combine(self.emitter.tensor(init), total))
         return Value(total, element, frozenset("x"))
 
@@ -217,115 +268,17 @@ class _Loops:
         """Persistent kernels: the whole row is in the tile."""
         if any("r" in i.symbols for i in indices):
             raise UnsupportedError("a reduction is read at another row than the kernel's own")
-        found = self._term(node, position, indices)
+        found = self.term(node, position, indices)
         if found is None:
-            return self._sequential(node, indices)[position]
+            return self.sequential(node, indices)[position]
         term, combiner = found
-        return self._finish(node, position, indices, combiner.reduce(term.source), combiner)
+        return self.finish(node, position, indices, combiner.reduce(term.source), combiner)
 
-    def _reduction_missing(self, node: Node, position: int, indices: tuple[Expr, ...]) -> Scalar:
+    def reduction_missing(self, node: Node, position: int, indices: tuple[Expr, ...]) -> Scalar:
+        """For places where every reduction must be known already."""
         raise UnsupportedError("a reduction is read at another row than the kernel's own")
 
-    # -- looped rows ------------------------------------------------------------------------------------------------
-
-    def _lower_looped(self) -> None:
-        returns = self.kernel.graph.returns
-        for level in self._levels():
-            self._reduce_level(level)
-        full = [p for p, v in enumerate(returns) if self._is_full(v)]
-        if full:
-            with self.emitter.scope(f"for r0 in range(0, {self.space.col_count}, RBLOCK):"):
-                self._define_cols("r0 + tl.arange(0, RBLOCK)[None, :]")
-                for position in full:
-                    self._store(position)
-        for position in range(len(returns)):
-            if position not in full:
-                self._store(position)
-
-    def _levels(self) -> list[list[Request]]:
-        """Reductions by how many others they wait for."""
-        depth: dict[Request, int] = {}
-
-        def visit(request: Request) -> int:
-            if request not in depth:
-                node, position, indices = request
-                nested = self._discover(lambda: self._term(self.kernel.graph.nodes[node], position, indices))
-                depth[request] = 1 + max((visit(n) for n in nested), default=-1)
-            return depth[request]
-
-        for value in self.kernel.graph.returns:
-            indices = self._result_indices(value)
-            for request in self._discover(lambda v=value, i=indices: self.emitter.value(v, i)):
-                visit(request)
-        levels: list[list[Request]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
-        for request, level in depth.items():
-            levels[level].append(request)
-        return levels
-
-    def _discover(self, ask) -> list[Request]:
-        """The reductions that `ask` needs directly; nothing is written."""
-        found: dict[Request, None] = {}
-
-        def record(node: Node, position: int, indices: tuple[Expr, ...]) -> Scalar:
-            if any("r" in i.symbols for i in indices):
-                raise UnsupportedError("a reduction is read at another row than the kernel's own")
-            found[(node.id, position, indices)] = None
-            element = self.kernel.graph.values[node.results[position]].element
-            return Value(f"pending{len(found)}", element, frozenset("x"))
-
-        saved, self.writer = self.writer, Writer()
-        try:
-            with self.emitter.rehearsal(self.writer, record):
-                ask()
-        finally:
-            self.writer = saved
-        return list(found)
-
-    def _reduce_level(self, level: list[Request]) -> None:
-        graph = self.kernel.graph
-        plain: list[Request] = []
-        sequential: dict[tuple[int, tuple[Expr, ...]], list[Request]] = {}
-        for request in level:
-            node = graph.nodes[request[0]]
-            element = graph.values[node.results[request[1]]].element
-            if node.name == "linalg.contract" or recognise(node, request[1], element):
-                plain.append(request)
-            else:
-                sequential.setdefault((request[0], request[2]), []).append(request)
-        if plain:
-            self._reduce_plain(plain)
-        for (number, indices), requests in sequential.items():
-            node = graph.nodes[number]
-            results = self._sequential(node, indices)
-            for _, position, _ in requests:
-                self.emitter.seeds[(node.results[position], indices)] = results[position]
-
-    def _reduce_plain(self, requests: list[Request]) -> None:
-        graph = self.kernel.graph
-        accumulators: list[str] = []
-        combiners = []
-        for number, position, _ in requests:
-            node = graph.nodes[number]
-            element = graph.values[node.results[position]].element
-            known = recognise(node, position, element)
-            identity = known.combiner.identity if known else "0"
-            name = self.writer.fresh("acc")
-            accumulators.append(name)
-            self.writer.line(f"{name} = tl.full({self._tile_shape}, {identity}, {compute_type(element)})")
-        with self.emitter.scope(f"for r0 in range(0, {self.space.col_count}, RBLOCK):"):
-            self._define_cols("r0 + tl.arange(0, RBLOCK)[None, :]")
-            for name, (number, position, indices) in zip(accumulators, requests):
-                found = self._term(graph.nodes[number], position, indices)
-                assert found is not None
-                term, combiner = found
-                combiners.append(combiner)
-                self.writer.line(f"{name} = {combiner.combine(name, term.source)}")
-        for name, combiner, (number, position, indices) in zip(accumulators, combiners, requests):
-            node = graph.nodes[number]
-            total = self._finish(node, position, indices, combiner.reduce(name), combiner)
-            self.emitter.seeds[(node.results[position], indices)] = total
-
-    def _sequential(self, node: Node, indices: tuple[Expr, ...]) -> list[Scalar]:
+    def sequential(self, node: Node, indices: tuple[Expr, ...]) -> list[Scalar]:
         """Any body at all: one column after the other, every row in parallel."""
         graph = self.kernel.graph
         elements = [graph.values[v].element for v in node.results]
@@ -338,12 +291,12 @@ class _Loops:
         axes = self.emitter.axes
         counter, column = self.writer.fresh("step"), self.writer.fresh("col")
         self.emitter.axes = dict(axes) | {column: Axis(column, self.space.col_count, column)}
-        saved, self.emitter.on_reduction = self.emitter.on_reduction, self._reduction_missing
+        saved, self.emitter.on_reduction = self.emitter.on_reduction, self.reduction_missing
         try:
             with self.emitter.scope(f"for {counter} in range(0, {self.space.col_count}):"):
                 self.writer.line(f"{column} = tl.full((1, 1), {counter}, tl.int32)")
                 loop = domain_indices(
-                    node, 0, indices, self._reduction_loop(node, symbol(column, self.space.col_count))
+                    node, 0, indices, self.reduction_loop(node, symbol(column, self.space.col_count))
                 )
                 current = [Value(s, e, frozenset("x")) for s, e in zip(states, elements)]
                 updated = self.emitter.body(node, loop, range(len(states)), current)

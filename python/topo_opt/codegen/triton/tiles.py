@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
-from typing import Any
-
-from torch_mlir import ir
 
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
-from topo_opt.structured.graph import evaluate
-from topo_opt.structured.index import const, contiguous_strides, delinearize, strided, symbol
 
-PERSISTENT_COLUMNS = 8192
-"""Rows up to this many elements are held in one block: 8 warps of 32 threads hold 32 f32 values each."""
 ELEMENTS = 1024
 """Elements a program of a pointwise kernel computes."""
-LOOP_COLUMNS = 2048
 
 
 def _loops(kernel: Kernel) -> dict[str, int]:
-    attributes = kernel.attributes
-    rows, cols = prod(attributes["rows"]), prod(attributes["cols"])
-    if cols == 1:
-        block = min(next_power_of_two(max(rows, 1)), ELEMENTS)
-        return {"x": block, "r": 1, "warps": 4 if block >= 512 else 1}
-    if not _columns_are_contiguous(attributes):
-        x = min(next_power_of_two(rows), 64)
-        r = min(next_power_of_two(cols), 64)
-        return {"x": x, "r": r, "warps": 4}
-    if cols <= PERSISTENT_COLUMNS:
-        r = next_power_of_two(cols)
-        x = max(1, min(next_power_of_two(rows), ELEMENTS // r))
-        return {"x": x, "r": r, "warps": 8 if r * x >= 4096 else 4}
-    return {"x": 1, "r": LOOP_COLUMNS, "warps": 8}
+    from topo_opt.codegen.triton.loops_tiles import default_tile as of_loops
 
-
-def _columns_are_contiguous(attributes: Mapping[str, Any]) -> bool:
-    """Whether neighbouring columns are neighbours in the full tensor."""
-    rows, cols, shape = attributes["rows"], attributes["cols"], attributes["full_shape"]
-    indices = [const(0) for _ in rows] + delinearize(symbol("r", prod(cols)), cols)
-    affine = ir.AffineMapAttr(attributes["full_map"]).value
-    position = strided([evaluate(e, indices) for e in affine.results], contiguous_strides(shape))
-    inner = next((c for a, c in reversed(position.terms)), 1)
-    return abs(inner) == 1
+    return of_loops(kernel)
 
 
 def _update(kernel: Kernel) -> dict[str, int]:

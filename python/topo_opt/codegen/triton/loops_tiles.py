@@ -1,0 +1,155 @@
+"""Default tiles of pointwise ops and reductions: from how neighbouring rows and columns lie in memory.
+
+Blocks are chosen so that neighbouring threads read neighbouring elements, that a row is read once where it fits in
+registers, and that there are programs for the whole machine: a few long rows are shared by many programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from topo_opt.codegen.triton.emit import Emitter, Value
+from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
+from topo_opt.errors import UnsupportedError
+from topo_opt.structured.index import ZERO, Expr, const, contiguous_strides, delinearize, strided
+
+Tile = dict[str, int]
+
+ELEMENTS = 1024
+"""Elements a program of a pointwise kernel computes: two loads of 16 bytes a thread in f32."""
+PERSISTENT_COLUMNS = 8192
+"""Rows up to this many elements are held in one block: 8 warps of 32 threads hold 32 f32 values each."""
+REREAD_COLUMNS = 16384
+"""As `PERSISTENT_COLUMNS`, with more warps, where a row in blocks would be read more than once."""
+LOOP_COLUMNS = 4096
+STRIDED_COLUMNS = 512
+"""Columns that are not neighbours and that are held in one block."""
+WINDOW_COLUMNS = 128
+WINDOW_STRIDE = 16
+"""Rows at most so many elements apart share cache lines: columns are then visited one at a time."""
+PROGRAMS_PER_CORE = 4
+"""Programs of 8 warps that one core runs at a time."""
+COMBINED_ELEMENTS = 16384
+"""Parts of a block of rows that one program puts together."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How far apart neighbouring rows and columns of the largest tensor that a reduction reads are, in elements."""
+
+    row: int
+    column: int
+    elements: int
+
+
+class _Probe(Emitter):
+    """An emitter that records where loads go."""
+
+    places: list[tuple[int, Expr]]
+
+    def load(self, number: int, indices: Sequence[Expr]) -> Value:  # type: ignore[override]
+        shape = self.graph.values[number].shape or ()
+        self.places.append((prod(shape), strided(indices, contiguous_strides(shape))))
+        return super().load(number, indices)  # type: ignore[return-value]
+
+
+def default_tile(kernel: Kernel) -> Tile:
+    """Block sizes, warps and parts of a kernel of family `loops`."""
+    rows, cols = prod(kernel.attributes["rows"]), prod(kernel.attributes["cols"])
+    cores = kernel.target.cores
+    if cols == 1:
+        return _pointwise(rows, cores)
+    layout, once = read_layout(kernel), _reads_once(kernel)
+    is_window = once and abs(layout.row) <= WINDOW_STRIDE and abs(layout.row) < cols <= WINDOW_COLUMNS
+    if is_window and rows >= cores * ELEMENTS // 4:
+        return {"x": 512 if abs(layout.row) == 1 else 256, "r": 1, "warps": 4}
+    if abs(layout.column) == 1 or abs(layout.row) > WINDOW_STRIDE:
+        tile = _along_columns(rows, cols, once)
+    else:
+        tile = _along_rows(rows, cols, once)
+    return tile | _parts(kernel, tile, rows, cols)
+
+
+def _pointwise(rows: int, cores: int) -> Tile:
+    block = min(next_power_of_two(max(rows, 1)), ELEMENTS, max(128, next_power_of_two(rows // (2 * cores))))
+    return {"x": block, "r": 1, "warps": max(1, min(4, block // 128))}
+
+
+def _along_columns(rows: int, cols: int, once: bool) -> Tile:
+    """Threads lie along the columns."""
+    most = PERSISTENT_COLUMNS if once else REREAD_COLUMNS
+    if cols > most:
+        return {"x": 1, "r": LOOP_COLUMNS, "warps": 8}
+    r = next_power_of_two(cols)
+    x = max(1, min(next_power_of_two(rows), ELEMENTS // r))
+    return {"x": x, "r": r, "warps": min(32, max(8, r // 1024)) if r * x >= 4096 else 4}
+
+
+def _along_rows(rows: int, cols: int, once: bool) -> Tile:
+    """Threads lie along the rows, which are neighbours in memory."""
+    if once or cols > STRIDED_COLUMNS:
+        x = min(next_power_of_two(rows), 128)
+        return {"x": x, "r": min(next_power_of_two(cols), 4096 // x), "warps": 4}
+    r = next_power_of_two(cols)
+    x = min(next_power_of_two(rows), max(16, min(64, 8192 // r)))
+    return {"x": x, "r": r, "warps": 8 if x * r >= 8192 else 4}
+
+
+def _parts(kernel: Kernel, tile: Tile, rows: int, cols: int) -> Tile:
+    """How many programs share a block of rows, where the blocks alone leave cores idle."""
+    blocks, steps = -(-rows // tile["x"]), -(-cols // tile["r"])
+    wanted = kernel.target.cores * PROGRAMS_PER_CORE * 8 // tile["warps"]
+    parts = min(steps, -(-wanted // blocks), COMBINED_ELEMENTS // tile["x"])
+    if parts < 2 or not _can_share(kernel, tile):
+        return {}
+    return {"parts": parts}
+
+
+def _can_share(kernel: Kernel, tile: Tile) -> bool:
+    """Whether one pass over the columns, in any order, gives every result."""
+    from topo_opt.codegen.triton.looped_rows import passes
+
+    loops = _loops(kernel, tile)
+    if any(loops.is_full(v) for v in kernel.graph.returns):
+        return False
+    count, any_order = passes(loops)
+    return count == 1 and any_order
+
+
+def _reads_once(kernel: Kernel) -> bool:
+    """Whether a loop over blocks of a row would read it once: nothing but reductions that one pass serves."""
+    return _can_share(kernel, {"x": 1, "r": 1})
+
+
+def _loops(kernel: Kernel, tile: Tile):
+    from topo_opt.codegen.triton.loops import Loops
+
+    return Loops(kernel, tile=tile | {"warps": 4})
+
+
+def read_layout(kernel: Kernel) -> Layout:
+    """The layout of the largest tensor that the first reduction of a kernel reads."""
+    loops = _loops(kernel, {"x": 1, "r": 1})
+    space, graph = loops.space, kernel.graph
+    probe = _Probe(graph, loops.writer, loops.emitter.axes, loops.emitter.pointers)
+    probe.places, loops.emitter = [], probe
+    probe.on_reduction = loops.reduction_missing
+    for node in graph.nodes:
+        shape = graph.values[node.results[0]].shape or ()
+        if not node.has_reduction or prod(shape) != space.row_count or probe.places:
+            continue
+        try:
+            loops.term(node, 0, tuple(delinearize(space.x, shape)))
+        except UnsupportedError:  # it reads another reduction, or has other columns
+            continue
+    found = [(n, p) for n, p in probe.places if {"x", "r"} & p.symbols]
+    if not found:
+        return Layout(space.col_count, 1, space.row_count * space.col_count)
+    elements, place = max(found, key=lambda item: item[0])
+
+    def at(x: int, r: int) -> int:
+        return place.substitute({"x": const(x) if x else ZERO, "r": const(r) if r else ZERO}).bounds[0]
+
+    return Layout(at(min(1, space.row_count - 1), 0) - at(0, 0), at(0, 1) - at(0, 0), elements)

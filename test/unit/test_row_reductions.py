@@ -1,0 +1,182 @@
+"""Reductions of long rows: passes, pairs that one read serves, rows shared by programs, windows. Against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kernel_check import launch
+from torch_mlir import ir
+
+from topo_opt.codegen.triton.kernel import Kernel
+from topo_opt.codegen.triton.loops import lower
+from topo_opt.codegen.triton.loops_tiles import default_tile, read_layout
+from topo_opt.codegen.triton.target import Target
+from topo_opt.frontend.ingest import structured_module
+from topo_opt.pipeline import levels
+from topo_opt.pipeline.run import run as run_pipeline
+
+
+def kernels_of(function, *inputs: torch.Tensor) -> tuple[ir.Module, list[ir.Operation]]:
+    """Kernel IR of a function of tensors, without tiles; the module keeps the operations alive."""
+    module = structured_module(function, inputs)
+    with module.context, ir.Location.unknown():
+        run_pipeline(levels.pipeline(2, ("schedule",)), module)
+    return module, [o.operation for o in module.body.operations if "topo.kernel" in o.operation.attributes]
+
+
+def run(function, inputs, tile, shapes) -> tuple[str, list[torch.Tensor]]:
+    """Source and results of the only kernel of a function with a tile of ours."""
+    module, functions = kernels_of(function, *inputs)
+    assert len(functions) == 1
+    with module.context, ir.Location.unknown():
+        kernel = Kernel(functions[0], Target())
+        kernel.attributes = {**kernel.attributes, "tile": tile}
+        source = lower(kernel)
+    results = [torch.full(shape, 7.5) for shape in shapes]
+    launch(source, [i.contiguous() for i in inputs], results)
+    return source.source, results
+
+
+def check(function, inputs, tile, shapes, times: float = 2.0) -> str:
+    """Our error against float64 is at most `times` eager's, with some slack for errors near zero."""
+    source, ours = run(function, inputs, tile, shapes)
+    exact = function(*(i.double() if i.is_floating_point() else i for i in inputs))
+    eager = function(*inputs)
+    exact, eager = ([t] if isinstance(t, torch.Tensor) else list(t) for t in (exact, eager))
+    for mine, want, theirs in zip(ours, exact, eager, strict=True):
+        assert torch.equal(mine.isnan(), want.isnan()) and torch.equal(mine.isinf(), want.isinf())
+        finite = want.isfinite()
+        scale = want[finite].abs().max().item() if finite.any() else 1.0
+        allowed = times * (theirs.double() - want)[finite].abs().max().item() + 3e-7 * scale
+        assert (mine.double() - want)[finite].abs().max().item() <= allowed
+    return source
+
+
+ROWS = [{"x": 1, "r": 64, "warps": 4}, {"x": 4, "r": 32, "warps": 4}]
+
+
+@pytest.mark.parametrize("tile", ROWS)
+@pytest.mark.parametrize("columns", [256, 300])
+def test_softmax_reads_a_row_twice(tile, columns):
+    x = torch.randn(5, columns) * 4
+    x[0, :70] = float("-inf")
+    x[1] = float("-inf")
+    x[2, 17] = float("inf")
+    x[3, 290 % columns] = float("nan")
+    source = check(lambda x: torch.softmax(x, 1), [x], tile, [x.shape])
+    assert source.count("for r0 in") == 2
+
+
+@pytest.mark.parametrize("tile", [*ROWS, ROWS[0] | {"parts": 3}, ROWS[1] | {"parts": 8}])
+def test_log_sum_exp_takes_one_pass(tile):
+    x = torch.randn(5, 300) * 30
+    x[1, :100] = float("-inf")
+    source = check(lambda x: torch.logsumexp(x, 1), [x], tile, [(5,)])
+    assert source.count("for r0 in") == 1
+
+
+@pytest.mark.parametrize("tile", ROWS)
+@pytest.mark.parametrize("columns", [256, 300])
+def test_moments_are_right_far_from_zero_in_two_reads(tile, columns):
+    x = torch.randn(5, columns) * 0.5 + torch.tensor([0.0, 3.0, 1e3, -1e4, 1e-3])[:, None]
+    x[1, :64] = 0.0
+    source = check(lambda x: torch.nn.functional.layer_norm(x, (columns,)), [x], tile, [x.shape])
+    assert source.count("for r0 in") == 2
+
+
+@pytest.mark.parametrize("tile", [t | {"parts": 3} for t in ROWS])
+def test_shared_rows_give_mean_and_variance(tile):
+    def moments(x):
+        mean = x.mean(1, keepdim=True)
+        return mean[:, 0], ((x - mean) ** 2).mean(1)
+
+    x = torch.randn(5, 300) + 10
+    source = check(moments, [x], tile, [(5,), (5,)])
+    assert "atomic_add" in source and source.count("for r0 in") == 1
+
+
+@pytest.mark.parametrize(
+    "reduce,shape,dims",
+    [(torch.sum, (3000,), (0,)), (torch.amax, (3, 40, 7), (1,)), (torch.sum, (2, 3, 50), (0, 2))],
+)
+def test_shared_rows_sum_and_maximum(reduce, shape, dims):
+    x = torch.rand(shape)
+    tile = {"x": 4, "r": 8 if len(shape) > 1 else 256, "warps": 4, "parts": 5}
+    source = check(lambda x: reduce(x, dims), [x], tile, [x.sum(dims).shape])
+    assert "atomic_add" in source
+
+
+def test_shared_rows_leave_the_counter_zero_and_do_not_depend_on_the_order_of_arrival():
+    x = torch.randn(2, 300)
+    module, functions = kernels_of(lambda x: x.sum(1), x)
+    with module.context, ir.Location.unknown():
+        kernel = Kernel(functions[0], Target())
+        kernel.attributes = {**kernel.attributes, "tile": {"x": 1, "r": 32, "warps": 4, "parts": 4}}
+        source = lower(kernel)
+    assert [s.zeroed for s in source.scratch] == [False, True]
+    assert "tl.store(arrivals + tl.program_id(0), 0)" in source.source
+    assert 'sem="acq_rel"' in source.source and ".cg" in source.source
+
+
+@pytest.mark.parametrize("reduce", [lambda x: (x > 48).any(1), lambda x: x.amax(1)])
+def test_integers_and_booleans_are_shared_too(reduce):
+    x = torch.randint(-50, 50, (3, 300), dtype=torch.int32)
+    module, functions = kernels_of(reduce, x)
+    with module.context, ir.Location.unknown():
+        kernel = Kernel(functions[0], Target())
+        kernel.attributes = {**kernel.attributes, "tile": {"x": 2, "r": 32, "warps": 4, "parts": 3}}
+        source = lower(kernel)
+    result = torch.zeros_like(reduce(x))
+    launch(source, [x], [result])
+    assert torch.equal(result, reduce(x))
+
+
+@pytest.mark.parametrize("size,stride,padding", [(2, 2, 0), (3, 2, 1), (11, 11, 0)])
+def test_windows_are_walked_one_column_at_a_time(size, stride, padding):
+    x = torch.randn(2, 3, 24, 24)
+    pool = torch.nn.MaxPool2d(size, stride, padding) if padding else torch.nn.AvgPool2d(size, stride)
+    out = pool(x)
+    source = check(lambda x: pool(x), [x], {"x": 64, "r": 1, "warps": 4}, [out.shape])
+    assert ("tl.static_range" in source) == (size * size <= 32)
+
+
+def tile_of(function, *inputs) -> list[tuple[tuple[int, int], dict[str, int]]]:
+    """(row and column stride, default tile) of every kernel that reduces; shapes only."""
+    module, functions = kernels_of(function, *inputs)
+    found = []
+    with module.context, ir.Location.unknown():
+        for operation in functions:
+            kernel = Kernel(operation, Target(cores=132))
+            if kernel.attributes["family"] == "loops" and kernel.attributes["cols"]:
+                layout = read_layout(kernel)
+                found.append(((layout.row, layout.column), default_tile(kernel)))
+    return found
+
+
+def meta(*shape):
+    return torch.empty(shape, device="meta")
+
+
+def test_default_tiles_follow_the_layout():
+    ((strides, tile),) = tile_of(lambda x: x.sum(1), meta(64, 512, 1024))
+    assert strides == (1, 1024) and tile["x"] >= 64 and 1 < tile["r"] < 512
+    ((strides, tile),) = tile_of(lambda x: x.sum(-1), meta(8192, 4096))
+    assert strides == (4096, 1) and tile["x"] == 1 and "parts" not in tile
+    ((strides, tile),) = tile_of(torch.nn.MaxPool2d(3, 2), meta(16, 64, 256, 256))
+    assert strides == (2, 1) and tile["r"] == 1 and tile["x"] >= 256
+
+
+@pytest.mark.parametrize("shape,dims", [((1 << 24,), (0,)), ((1 << 20, 64), (0,)), ((8, 1 << 20), (1,))])
+def test_few_long_rows_use_the_whole_machine(shape, dims):
+    ((_, tile),) = tile_of(lambda x: x.sum(dims), meta(*shape))
+    rows = 1
+    for d, size in enumerate(shape):
+        rows *= 1 if d in dims else size
+    assert -(-rows // tile["x"]) * tile["parts"] >= 132
+
+
+def test_rows_that_are_read_twice_stay_in_one_block_as_long_as_they_fit():
+    ((_, tile),) = tile_of(lambda x: torch.softmax(x, 1), meta(4096, 16384))
+    assert tile["r"] == 16384
+    ((_, tile),) = tile_of(lambda x: torch.softmax(x, 1), meta(4096, 20000))
+    assert tile["r"] < 20000
