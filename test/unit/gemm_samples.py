@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 Shape = Sequence[int]
+WIDEN = "%w{0} = arith.extf {{{0}}} : bf16 to f32"
 
 
 def tensor(shape: Shape, element: str) -> str:
@@ -182,7 +183,7 @@ class Function:
     def text(
         self,
         results: Sequence[Named],
-        tile: Mapping[str, int],
+        tile: Mapping[str, int] | None,
         inout: Sequence[Sequence[int]] = (),
         name: str = "k_gemm",
         **attributes: object,
@@ -190,7 +191,7 @@ class Function:
         """The module with this one kernel function."""
         heads = ", ".join(f"{a.name}: {a.type}" for a in self.arguments)
         types = ", ".join(r.type for r in results)
-        kernel = dictionary({"family": "gemm", "tile": dict(tile), **attributes})
+        kernel = dictionary({"family": "gemm", **({"tile": dict(tile)} if tile else {}), **attributes})
         pairs = ", ".join(f"array<i64: {r}, {a}>" for r, a in inout)
         extra = f"topo.inout = [{pairs}], " if inout else ""
         body = "\n".join(self.lines)
@@ -198,3 +199,52 @@ class Function:
             f"module {{\nfunc.func private @{name}({heads}) -> ({types}) attributes {{{extra}topo.kernel = {kernel}}} {{\n"
             f"{body}\nreturn {', '.join(r.name for r in results)} : {types}\n}}\n}}"
         )
+
+
+def gated(f: Function, gate: Named, up: Named, scale: Named | None = None) -> Named:
+    """`silu(gate) * up`, both scaled by rows first."""
+    code = [
+        "%one = arith.constant 1.0 : f32",
+        *(["%g = arith.mulf {0}, {2} : f32", "%u = arith.mulf {1}, {2} : f32"] if scale else []),
+        f"%m = arith.negf {'%g' if scale else '{0}'} : f32",
+        "%e = math.exp %m : f32",
+        "%d = arith.addf %one, %e : f32",
+        f"%s = arith.divf {'%g' if scale else '{0}'}, %d : f32",
+        f"%r = arith.mulf %s, {'%u' if scale else '{1}'} : f32",
+    ]
+    operands = [(gate, "d0, d1"), (up, "d0, d1")] + ([(scale, "d0")] if scale else [])
+    return f.demote(f.pointwise(operands, gate.shape, "f32", code))
+
+
+def reciprocal_root(f: Function, mean: Named) -> Named:
+    return f.pointwise([(mean, "d0")], mean.shape, "f32", ["%e = arith.constant 1.0e-5 : f32", "%t = arith.addf {0}, %e : f32", "%r = math.rsqrt %t : f32"])  # fmt: skip
+
+
+def scaled(f: Function, value: Named, weight: Named, scale: Named | None = None) -> Named:
+    """`value * weight[k] (* scale[m])` in f32, narrowed."""
+    code = ["%a = arith.extf {0} : bf16 to f32", "%b = arith.extf {1} : bf16 to f32"]
+    code += ["%p = arith.mulf %a, %b : f32", "%r = arith.mulf %p, {2} : f32"] if scale else ["%r = arith.mulf %a, %b : f32"]  # fmt: skip
+    operands = [(value, "d0, d1"), (weight, "d1")] + ([(scale, "d0")] if scale else [])
+    return f.demote(f.pointwise(operands, value.shape, "f32", code))
+
+
+def rotated(f: Function, product: Named, heads: int, interleaved: bool, by_op: bool) -> Named:
+    """The product as heads, turned by angles per row."""
+    m, n = product.shape
+    depth = n // heads
+    x = f.expand(f.demote(product), (m, heads, depth), "[[0], [1, 2]]")
+    cos, sin = f.argument((m, depth)), f.argument((m, depth))
+    if by_op:
+        turned = f.rotate(x, interleaved)
+    else:
+        low, high = (f.slice(x, (0, 0, at), (m, heads, depth // 2)) for at in (0, depth // 2))
+        minus = f.pointwise([(high, "d0, d1, d2")], high.shape, "bf16", ["%r = arith.negf {0} : bf16"])
+        turned = f.concat([minus, low], 2)
+    code = [WIDEN.format(i) for i in range(4)]
+    code += [
+        "%p = arith.mulf %w0, %w2 : f32",
+        "%q = arith.mulf %w1, %w3 : f32",
+        "%r = arith.addf %p, %q : f32",
+    ]
+    operands = [(x, "d0, d1, d2"), (turned, "d0, d1, d2"), (cos, "d0, d2"), (sin, "d0, d2")]
+    return f.demote(f.pointwise(operands, x.shape, "f32", code))

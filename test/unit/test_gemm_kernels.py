@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gemm_samples import Function, Named
+from gemm_samples import Function, gated, reciprocal_root, rotated, scaled
 from kernel_check import Checked, check_kernels, random_tensor
 from torch_mlir import ir
 
@@ -13,7 +13,6 @@ from topo_opt.codegen.triton import gemm_space
 from topo_opt.codegen.triton.gemm_tiles import default_tile
 from topo_opt.codegen.triton.kernel import Kernel
 
-WIDEN = "%w{0} = arith.extf {{{0}}} : bf16 to f32"
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 
 
@@ -41,33 +40,6 @@ def verify(text: str) -> Checked:
 
 def vector(n: int = 4, k: int = 64, **more: int) -> dict[str, int]:
     return {"n": n, "k": k, "warps": 1} | more
-
-
-def gated(f: Function, gate: Named, up: Named, scale: Named | None = None) -> Named:
-    """`silu(gate) * up`, both scaled by rows first."""
-    code = [
-        "%one = arith.constant 1.0 : f32",
-        *(["%g = arith.mulf {0}, {2} : f32", "%u = arith.mulf {1}, {2} : f32"] if scale else []),
-        f"%m = arith.negf {'%g' if scale else '{0}'} : f32",
-        "%e = math.exp %m : f32",
-        "%d = arith.addf %one, %e : f32",
-        f"%s = arith.divf {'%g' if scale else '{0}'}, %d : f32",
-        f"%r = arith.mulf %s, {'%u' if scale else '{1}'} : f32",
-    ]
-    operands = [(gate, "d0, d1"), (up, "d0, d1")] + ([(scale, "d0")] if scale else [])
-    return f.demote(f.pointwise(operands, gate.shape, "f32", code))
-
-
-def reciprocal_root(f: Function, mean: Named) -> Named:
-    return f.pointwise([(mean, "d0")], mean.shape, "f32", ["%e = arith.constant 1.0e-5 : f32", "%t = arith.addf {0}, %e : f32", "%r = math.rsqrt %t : f32"])  # fmt: skip
-
-
-def scaled(f: Function, value: Named, weight: Named, scale: Named | None = None) -> Named:
-    """`value * weight[k] (* scale[m])` in f32, narrowed."""
-    code = ["%a = arith.extf {0} : bf16 to f32", "%b = arith.extf {1} : bf16 to f32"]
-    code += ["%p = arith.mulf %a, %b : f32", "%r = arith.mulf %p, {2} : f32"] if scale else ["%r = arith.mulf %a, %b : f32"]  # fmt: skip
-    operands = [(value, "d0, d1"), (weight, "d1")] + ([(scale, "d0")] if scale else [])
-    return f.demote(f.pointwise(operands, value.shape, "f32", code))
 
 
 # Tiles by form; a test names the forms that it is for. k = 200 leaves a tail, n = 24 a masked block.
@@ -102,28 +74,6 @@ def test_halves_of_one_weight(form):
     product = f.contract(x, w)
     result = gated(f, f.slice(product, (0, 0), (m, 24)), f.slice(product, (0, 24), (m, 24)))
     verify(f.text([result], TILES[form], parts=2, period=24))
-
-
-def rotated(f: Function, product: Named, heads: int, interleaved: bool, by_op: bool) -> Named:
-    """The product as heads, turned by angles per row."""
-    m, n = product.shape
-    depth = n // heads
-    x = f.expand(f.demote(product), (m, heads, depth), "[[0], [1, 2]]")
-    cos, sin = f.argument((m, depth)), f.argument((m, depth))
-    if by_op:
-        turned = f.rotate(x, interleaved)
-    else:
-        low, high = (f.slice(x, (0, 0, at), (m, heads, depth // 2)) for at in (0, depth // 2))
-        minus = f.pointwise([(high, "d0, d1, d2")], high.shape, "bf16", ["%r = arith.negf {0} : bf16"])
-        turned = f.concat([minus, low], 2)
-    code = [WIDEN.format(i) for i in range(4)]
-    code += [
-        "%p = arith.mulf %w0, %w2 : f32",
-        "%q = arith.mulf %w1, %w3 : f32",
-        "%r = arith.addf %p, %q : f32",
-    ]
-    operands = [(x, "d0, d1, d2"), (turned, "d0, d1, d2"), (cos, "d0, d2"), (sin, "d0, d2")]
-    return f.demote(f.pointwise(operands, x.shape, "f32", code))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -234,7 +184,7 @@ def test_dependent_launch_loads_nothing_that_may_be_written_before_the_wait(form
 def sample(m: int, n: int, k: int, transposed: bool = True) -> str:
     f = Function()
     x, a = f.argument((m, k)), f.argument((n, k) if transposed else (k, n))
-    return f.text([f.demote(f.contract(x, a, transposed))], {})
+    return f.text([f.demote(f.contract(x, a, transposed))], None)
 
 
 def space(text: str) -> list[dict[str, int]]:
@@ -252,7 +202,7 @@ def space(text: str) -> list[dict[str, int]]:
         (1, 2048, 2048, True, "repeat n k warps stages"), (4, 768, 3072, True, "repeat n k warps stages"),
         (1, 24, 40, True, "n k warps stages"), (3, 1, 7, True, "n k warps stages"), (1, 2048, 2048, False, "split n k warps stages"),
         (8, 3072, 2048, True, "split n k warps stages"), (64, 2048, 8192, True, "split n k warps stages"),
-        (65, 2048, 2048, True, "m n k group warps stages"),
+        (65, 2048, 2048, True, "m n k group warps stages tma persistent"),
     ],
 )  # fmt: skip
 def test_space_starts_with_the_form_for_the_rows(m, n, k, transposed, form):

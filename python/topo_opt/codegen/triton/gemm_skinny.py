@@ -18,12 +18,15 @@ from topo_opt.codegen.triton.element_types import compute_type, signature_type
 from topo_opt.codegen.triton.emit import Axis
 from topo_opt.codegen.triton.gemm_base import Gemm, Place, Statistic
 from topo_opt.codegen.triton.kernel import next_power_of_two
+from topo_opt.codegen.triton.reductions import Combiner
 from topo_opt.structured.index import symbol
 
 SMALLEST_DOT = 16
 """`tl.dot` takes no dimension under this."""
 STATISTIC_REGISTERS = 16
 """Registers of a thread up to which a statistic is only reduced after the loop."""
+PART_REGISTERS = 64
+"""Registers of a thread up to which the parts of all splits are loaded at once."""
 _TILE = "(BLOCK_N, BLOCK_M)"
 
 
@@ -41,6 +44,29 @@ _FIRST, _LATER, _BEFORE = _Steps("kw0", "kx0"), _Steps("kw", "kx"), _Steps("", "
 def padded_rows(m: int) -> int:
     """Rows that a program holds for `m` rows."""
     return max(SMALLEST_DOT, next_power_of_two(m))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a program leaves for the last one: a variable, where it goes, and how parts combine (None: sums)."""
+
+    name: str
+    kind: str
+    size: int
+    lane: str
+    combiner: Combiner | None
+
+    @property
+    def pointer(self) -> str:
+        return f"part_{self.name}"
+
+    def place(self, splits: int, split: str) -> str:
+        """Source of the pointers of a split's part."""
+        return f"{self.pointer} + (slot * {splits} + {split}) * {self.size} + {self.lane}"
+
+    def combined(self, part: str) -> str:
+        """Source of what is here combined with another part."""
+        return self.combiner.combine(self.name, part) if self.combiner else f"{self.name} + {part}"
 
 
 class Skinny(Gemm):
@@ -225,35 +251,49 @@ class Skinny(Gemm):
 
     def _combine(self, places: Sequence[Place], blocks: int) -> list[tuple[str, Scratch]]:
         """Writes this program's parts; the last program of a result adds them up and finishes."""
-        line, splits, slots = self.writer.line, self._splits, blocks * self.batch
+        line, slots = self.writer.line, blocks * self.batch
         line(f"slot = b * {blocks} + block" if self.batch > 1 else "slot = block")
-        scratch: list[tuple[str, Scratch]] = []
-        parts: list[tuple[str, str, str, str]] = []
         mask = self.emitter.axes["m"].mask
         guard = f", mask={mask}" if mask else ""
-        if self._accumulators:
-            size = self.tile["n"] * self.m
-            line(f"lane = tl.arange(0, BLOCK_N)[:, None] * {self.m} + m")
-            for name in self._names.values():
-                scratch.append((f"part_{name}", Scratch("fp32", slots * splits * size)))
-                parts.append((name, f"part_{name}", f"slot * {splits * size}", f"lane + {{}} * {size}"))
-        for i, statistic in enumerate(self._beside):
-            kind = signature_type(self.statistic_element(statistic))
-            scratch.append((f"part_stat{i}", Scratch(kind, slots * splits * self.m)))
-            parts.append((f"stat{i}", f"part_stat{i}", f"slot * {splits * self.m}", f"m + {{}} * {self.m}"))
-        for name, pointer, base, lane in parts:
-            line(f"tl.store({pointer} + {base} + {lane.format('split')}, {name}{guard})")
+        line(f"lane = tl.arange(0, BLOCK_N)[:, None] * {self.m} + m")
+        parts = self._parts()
+        for part in parts:
+            line(f"tl.store({part.place(self._splits, 'split')}, {part.name}{guard})")
         arrivals.count_in(self.writer, "slot")
-        scratch.append((arrivals.COUNTERS, arrivals.counters(slots)))
-        combiners = [None] * len(self._accumulators) + [s.combiner for s in self._beside]
-        with self.emitter.scope(f"if arrived == {splits - 1}:"):
+        with self.emitter.scope(f"if arrived == {self._splits - 1}:"):
             self.load_now(self.emitter.rehearse(lambda: self._store(places)).loads)
-            for combiner, (name, pointer, base, lane) in zip(combiners, parts):
-                loaded = f'tl.load({pointer} + {base} + {{}}{guard}{", other=0" if mask else ""}, cache_modifier=".cg")'
-                line(f"{name} = {loaded.format(lane.format(0))}")
-                for split in range(1, splits):
-                    part = self.writer.bind(loaded.format(lane.format(split)), "p")
-                    line(f"{name} = {combiner.combine(name, part) if combiner else f'{name} + {part}'}")
+            self._add_up(parts, f'{guard}{", other=0" if mask else ""}, cache_modifier=".cg"')
             self._finish(places)
             arrivals.set_back(self.writer, "slot")
-        return scratch
+        scratch = [(p.pointer, Scratch(p.kind, slots * self._splits * p.size)) for p in parts]
+        return [*scratch, (arrivals.COUNTERS, arrivals.counters(slots))]
+
+    def _parts(self) -> list[_Part]:
+        size = self.tile["n"] * self.m
+        products = [_Part(name, "fp32", size, "lane", None) for name in self._names.values()]
+        statistics = [
+            _Part(f"stat{i}", signature_type(self.statistic_element(s)), self.m, "m", s.combiner)
+            for i, s in enumerate(self._beside)
+        ]
+        return products + statistics
+
+    def _add_up(self, parts: Sequence[_Part], options: str) -> None:
+        """Combines the parts of all splits in order; all at once, or one split after the other where they are many."""
+        line, splits = self.writer.line, self._splits
+
+        def add(split: str) -> None:
+            loaded = [(p, self.writer.fresh("p")) for p in parts]
+            for part, name in loaded:
+                line(f"{name} = tl.load({part.place(splits, split)}{options})")
+            for part, name in loaded:
+                line(f"{part.name} = {part.combined(name)}")
+
+        for part in parts:
+            line(f"{part.name} = tl.load({part.place(splits, '0')}{options})")
+        held = len(self._accumulators) * self.tile["n"] * padded_rows(self.m) / (32 * self.tile["warps"])
+        if held * splits <= PART_REGISTERS:
+            for split in range(1, splits):
+                add(str(split))
+        else:
+            with self.emitter.scope(f"for other_split in range(1, {splits}):"):
+                add("other_split")
