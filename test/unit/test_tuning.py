@@ -10,6 +10,7 @@ import pytest
 from torch_mlir import ir
 from tuning_samples import FakeMeasurer, device, only_kernel, sum_of_squares
 
+from topo_opt.codegen.tile_order import neighbours
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.tiles import default_tile
 from topo_opt.errors import InputError, UnsupportedError
@@ -174,7 +175,7 @@ def test_spaces_start_with_the_default_and_have_code(m, n):
 
 
 def test_neighbours_differ_in_little_and_stay_within_limits():
-    found = search_space.neighbours({"m": 16, "warps": 1, "stages": 1, "pack": 4})
+    found = neighbours({"m": 16, "warps": 1, "stages": 1, "pack": 4})
     assert {"m": 32, "warps": 1, "stages": 1, "pack": 4} in found
     assert {"m": 32, "warps": 2, "stages": 1, "pack": 4} in found
     assert all(t["warps"] >= 1 and t["stages"] >= 1 and t["pack"] == 4 for t in found)
@@ -191,7 +192,7 @@ def test_a_tile_of_other_sizes_is_fitted_into_the_space():
 
 def problem(count: int = 5, symbol: str = "k", weight: float = 1.0, lower=lambda tile: None) -> Problem:
     case = Case(symbol, Signature((), ()), None)  # type: ignore[arg-type]
-    return Problem(symbol, case, [{"x": 1 << i} for i in range(count)], lower, weight)
+    return Problem(symbol, Key("t", "s", ()), case, [{"x": 1 << i} for i in range(count)], lower, weight)
 
 
 def searched(answer, depth: str = "short", problems=None, lower=None):

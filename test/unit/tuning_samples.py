@@ -87,6 +87,9 @@ class FakeMeasurer:
         self.answer = answer
         self.jobs: list[Job] = []
 
+    def close(self) -> None:
+        self.closed = True
+
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[tuple[Job, Outcome]]:
         for job in jobs:
             self.jobs.append(job)

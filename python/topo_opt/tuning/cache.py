@@ -48,7 +48,7 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             found[name] = "unknown"
     state = hashlib.sha256()
-    generators = files("topo_opt.codegen.triton")
+    generators = files("topo_opt.codegen").joinpath("triton")
     for file in sorted(generators.iterdir(), key=lambda f: f.name):
         if file.name.endswith(".py"):
             state.update(file.read_bytes())

@@ -9,7 +9,6 @@ compile elsewhere reads (`topo_opt.tuning.ship`).
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import Counter
@@ -23,9 +22,11 @@ from topo_opt.codegen.triton.target import Target
 from topo_opt.errors import InputError, TopoError, UnsupportedError
 from topo_opt.estimate import work_of
 from topo_opt.topology import Device, load
-from topo_opt.tuning.records import Choice
-from topo_opt.tuning.settings import MODES, Settings
-from topo_opt.tuning.tuner import FindMeasurer, Subject, Tuned, find_gpu, tune
+from topo_opt.tuning import prepared
+from topo_opt.tuning.prepared import add_arguments, describe, write_problems
+from topo_opt.tuning.search import Problem
+from topo_opt.tuning.settings import Settings
+from topo_opt.tuning.tuner import FindMeasurer, Subject, Tuned, find_gpu, problem_of, tune
 
 
 def subjects_of(module: ir.Operation, device: Device) -> list[Subject]:
@@ -81,12 +82,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m topo_opt.tuning.kernel_ir", description=(__doc__ or "").partition("\n")[0]
     )
     parser.add_argument("inputs", nargs="+", metavar="FILE.mlir")
-    parser.add_argument("--topology", default="h200-x1")
-    parser.add_argument("--tune", choices=MODES[1:], default="short")
-    parser.add_argument("--tuning-cache", metavar="DIR")
-    parser.add_argument("--tuning-time", type=float, metavar="S", help="seconds for each file")
+    add_arguments(parser)
+    parser.add_argument(
+        "--prepare",
+        metavar="PROBLEMS.json",
+        type=Path,
+        help="measure nothing: write what `prepared` measures",
+    )
     arguments = parser.parse_args(argv)
     try:
+        if arguments.prepare:
+            _prepare(arguments)
+            return 0
         for name in arguments.inputs:
             _tune_file(name, arguments)
     except TopoError as error:
@@ -95,31 +102,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _tune_file(name: str, arguments: argparse.Namespace) -> None:
+def _prepare(arguments: argparse.Namespace) -> None:
+    device = load(arguments.topology).primary
+    problems: dict[str, Problem] = {}
+    for name in arguments.inputs:
+        module = _module(name)
+        with module.context, ir.Location.unknown():
+            for subject in subjects_of(module.operation, device):
+                problem = problem_of(subject, device)
+                # Equal kernels of several files are one problem; its candidates need the module.
+                problems.setdefault(problem.key.text, _with_code(problem))
+    write_problems(arguments.prepare, list(problems.values()))
+    print(f"{arguments.prepare}: {len(problems)} kernels")
+
+
+def _with_code(problem: Problem) -> Problem:
+    return prepared.problem_of(prepared.problem_data(problem))
+
+
+def _module(name: str) -> ir.Module:
     from topo_opt import dialects
 
-    settings = Settings.of(2, arguments.tune, arguments.tuning_cache, (), arguments.tuning_time)
     try:
-        text = Path(name).read_text()
+        return ir.Module.parse(Path(name).read_text(), dialects.load(ir.Context()))
     except OSError as error:
         raise InputError(f"{name}: {error.strerror}") from None
-    module = ir.Module.parse(text, dialects.load(ir.Context()))
+
+
+def _tune_file(name: str, arguments: argparse.Namespace) -> None:
+    settings = Settings.of(2, arguments.tune, arguments.tuning_cache, (), arguments.tuning_time)
+    module = _module(name)
     start = time.perf_counter()
     tuned = tune_module(module.operation, load(arguments.topology).primary, settings)
     print(f"{name}: {len(tuned.choices)} kernels in {time.perf_counter() - start:.1f} s")
-    for note in tuned.notes:
-        print(f"  {note}")
-    for choice in tuned.choices.values():
-        print(f"  {_line(choice)}")
-
-
-def _line(choice: Choice) -> str:
-    times = "" if choice.us is None else f" {choice.us:.2f} us"
-    against = "" if choice.default_us is None else f" (default {choice.default_us:.2f})"
-    reasons = Counter(r.reason for r in choice.rejected)
-    rejected = "".join(f"; rejected {n}: {reason}" for reason, n in sorted(reasons.items()))
-    tile = json.dumps(dict(choice.tile))
-    return f"{choice.symbol} {choice.basis}{times}{against}, {choice.tried} tried, {choice.note}: {tile}{rejected}"
+    for line in [*tuned.notes, *map(describe, tuned.choices.values())]:
+        print(f"  {line}")
 
 
 if __name__ == "__main__":

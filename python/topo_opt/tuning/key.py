@@ -7,8 +7,10 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch_mlir import ir
+if TYPE_CHECKING:
+    from torch_mlir import ir
 
 _TILE = re.compile(r"tile = \{[^{}]*\}(, )?|, tile = \{[^{}]*\}")
 _SYMBOL = re.compile(r"@[\w$.]+|@\"[^\"]*\"")
@@ -38,6 +40,8 @@ def key_of(func: ir.Operation, members: Sequence[ir.Operation] = ()) -> Key:
     Args:
         members: the kernel functions that it calls, when it is a pack.
     """
+    from torch_mlir import ir  # not at the top: entries are read where there is no MLIR
+
     text = canonical("\n".join(f.get_asm(use_local_scope=True) for f in (func, *members)))
     kind = ir.FunctionType(ir.TypeAttr(func.attributes["function_type"]).value)
     sizes = [size for t in (*kind.inputs, *kind.results) for size in ir.ShapedType(t).shape]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -53,6 +53,9 @@ class Measurer(Protocol):
 
     def run(self, jobs: Iterable[Job], deadline: float) -> Iterator[tuple[Job, Outcome]]:
         """Outcomes in the order of the jobs; after `deadline` (of `time.monotonic`) nothing is tried any more."""
+
+    def close(self) -> None:
+        """Ends what was started for measuring."""
 
 
 class GpuMeasurer:
@@ -130,6 +133,3 @@ class GpuMeasurer:
         """Ends all processes."""
         self.gpu.close()
         self.pool.close()
-
-
-Opener = Callable[[], Measurer]

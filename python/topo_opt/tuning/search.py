@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from topo_opt.codegen.kernel_source import KernelSource
+from topo_opt.codegen.tile_order import neighbours
 from topo_opt.errors import UnsupportedError
-from topo_opt.tuning import search_space
+from topo_opt.tuning.key import Key
 from topo_opt.tuning.measure import Case, Job, Measurer, Outcome
 from topo_opt.tuning.records import Rejected, Tile, Timed
 
@@ -32,6 +33,7 @@ class Problem:
     """A kernel to tune. `candidates`: the default first; `weight`: its part of the model's time."""
 
     symbol: str
+    key: Key
     case: Case
     candidates: Sequence[Tile]
     lower: Callable[[Tile], KernelSource]
@@ -74,6 +76,8 @@ class Search:
     measurer: Measurer
     depth: str
     limit_s: float
+    climbs: bool = True
+    """Whether a full search may ask for tiles that no problem lists."""
     clock: Callable[[], float] = time.monotonic
 
     def run(self, problems: Sequence[Problem]) -> dict[str, Found]:
@@ -83,7 +87,7 @@ class Search:
         deadline = self.clock() + self.limit_s
         first = {p.symbol: p.candidates[: SHORT if self.depth == "short" else None] for p in ordered}
         self._measure(ordered, first, found, deadline)
-        if self.depth == "full":
+        if self.depth == "full" and self.climbs:
             self._climb(ordered, found, deadline)
         finalists = {p.symbol: self._finalists(p, found[p.symbol]) for p in ordered}
         self._measure(ordered, finalists, found, deadline, careful=True)
@@ -99,7 +103,7 @@ class Search:
             steps = {}
             for p in moving:
                 best, known = before[p.symbol], found[p.symbol]
-                near = search_space.neighbours(best.tile) if best else []
+                near = neighbours(best.tile) if best else []
                 steps[p.symbol] = [t for t in near if _identity(t) not in {*known.timed, *known.rejected}]
             self._measure(moving, steps, found, deadline)
             moving = [p for p in moving if self._best(found[p.symbol]) != before[p.symbol]]

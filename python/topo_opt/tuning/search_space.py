@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from topo_opt.codegen.kernel_source import KernelSource
+from topo_opt.codegen.tile_order import distance, neighbours
 from topo_opt.codegen.triton import FAMILIES
 from topo_opt.codegen.triton.kernel import Kernel
-from topo_opt.codegen.triton.loops_space import distance, nearest_first
 from topo_opt.codegen.triton.tiles import default_tile
 from topo_opt.errors import UnsupportedError
 
@@ -22,10 +22,6 @@ SPACES = {
     "gemm": "topo_opt.codegen.triton.gemm_space",
     "experts": "topo_opt.codegen.triton.grouped_tiles",
 }
-# Entries of a tile and how they vary: by factors of two, or by one. Others name a form, which a neighbour keeps.
-_POWERS = ("m", "n", "k", "x", "r", "split", "splits", "warps")
-_COUNTS = ("stages",)
-_LIMITS = {"warps": (1, 16), "stages": (1, 8), "split": (1, 64), "splits": (1, 64)}
 
 
 def candidates(kernel: Kernel) -> list[dict[str, int]]:
@@ -41,27 +37,6 @@ def candidates(kernel: Kernel) -> list[dict[str, int]]:
 
 def _first(default: Tile, found: Sequence[Tile]) -> list[dict[str, int]]:
     return [dict(default), *(dict(t) for t in found if dict(t) != dict(default))]
-
-
-def neighbours(tile: Tile) -> list[dict[str, int]]:
-    """Tiles that differ in one entry, or in blocks and warps together."""
-    found: list[dict[str, int]] = []
-    for key in (k for k in _POWERS if k in tile):
-        found += [{**tile, key: tile[key] * 2}, {**tile, key: tile[key] // 2}]
-    for key in (k for k in _COUNTS if k in tile):
-        found += [{**tile, key: tile[key] + 1}, {**tile, key: tile[key] - 1}]
-    for key in (k for k in ("m", "n", "x") if k in tile and "warps" in tile):
-        found.append({**tile, key: tile[key] * 2, "warps": tile["warps"] * 2})
-        found.append({**tile, key: tile[key] // 2, "warps": tile["warps"] // 2})
-    return nearest_first(tile, [t for t in found if _within_limits(t)])[1:]
-
-
-def _within_limits(tile: Tile) -> bool:
-    return all(
-        low <= value <= high
-        for key, value in tile.items()
-        for low, high in [_LIMITS.get(key, (int(key in _POWERS), 1 << 20))]
-    )
 
 
 def fit(tile: Tile, space: Sequence[Tile]) -> dict[str, int] | None:

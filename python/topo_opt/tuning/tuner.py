@@ -23,8 +23,9 @@ from topo_opt.tuning.gpu import find_gpu
 from topo_opt.tuning.key import Key
 from topo_opt.tuning.measure import Case, Measurer
 from topo_opt.tuning.records import DEPTHS, Choice, Entry, Tile
-from topo_opt.tuning.search import Found, Problem, Search
+from topo_opt.tuning.search import Problem
 from topo_opt.tuning.settings import Settings, device_id
+from topo_opt.tuning.settle import settle
 
 FindMeasurer = Callable[[Device], "tuple[Measurer | None, str]"]
 """Something that measures on a device, or None and why there is nothing."""
@@ -176,19 +177,14 @@ def _search(
     if measurer is None:
         tuned.notes.append(f"nothing was measured: {reason}")
         return
+    problems = [_problem(opened, device) for opened in unknown]
+    guesses = {opened.subject.symbol: opened.guess for opened in unknown}
     try:
-        problems = [_problem(opened, device) for opened in unknown]
-        found = Search(measurer, settings.mode, settings.limit_s).run(problems)
+        tuned.choices |= settle(
+            problems, guesses, measurer, store, depth=settings.mode, limit_s=settings.limit_s
+        )
     finally:
-        close = getattr(measurer, "close", None)
-        if close is not None:
-            close()
-    for opened in unknown:
-        symbol = opened.subject.symbol
-        choice = _choice(opened, found[symbol], settings, store)
-        tuned.choices[symbol] = choice
-        if choice.basis == "measured" and choice.entry is not None and not found[symbol].skipped:
-            store.put(choice.entry)
+        measurer.close()
 
 
 def _problem(opened: _Open, device: Device) -> Problem:
@@ -198,39 +194,13 @@ def _problem(opened: _Open, device: Device) -> Problem:
     tiles = [own, opened.guess.tile, *opened.tiles[1:]]
     once = [t for i, t in enumerate(tiles) if dict(t) not in [dict(u) for u in tiles[:i]]]
     case = Case(subject.symbol, form.signature(device.l2_bytes.value), form.lower(own))
-    return Problem(subject.symbol, case, once, form.lower, subject.weight)
+    return Problem(subject.symbol, form.key, case, once, form.lower, subject.weight)
 
 
-def _choice(opened: _Open, found: Found, settings: Settings, store: Store) -> Choice:
-    timed, rejected = found.ordered(opened.form.own), tuple(found.rejected.values())
-    symbol = opened.subject.symbol
-    if not timed:
-        reason = rejected[0].reason if rejected else "time ran out before its first candidate"
-        return Choice(
-            symbol,
-            opened.guess.tile,
-            opened.guess.basis,
-            opened.guess.us,
-            tried=len(rejected),
-            rejected=rejected,
-            note=f"nothing could be measured: {reason}",
-            entry=opened.guess.entry,
-        )
-    entry = Entry(
-        opened.form.key, store.device, store.versions, settings.mode, timed, rejected, opened.subject.symbol
-    )
-    skipped = f"; {found.skipped} not tried, time ran out" if found.skipped else ""
-    return Choice(
-        symbol,
-        timed[0].tile,
-        "measured",
-        timed[0].us,
-        found.default_us,
-        len(timed) + len(rejected),
-        rejected,
-        f"{settings.mode} search{skipped}",
-        entry,
-    )
+def problem_of(subject: Subject, device: Device) -> Problem:
+    """The problem of a kernel of which nothing is known."""
+    form = tunable(subject.func, Target.of(device))
+    return _problem(_Open(subject, form, Choice(subject.symbol, form.own, "model")), device)
 
 
 def _generate(subjects: list[Subject], target: Target, tuned: Tuned) -> None:

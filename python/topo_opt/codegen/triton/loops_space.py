@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import product
-from math import log2, prod
+from math import prod
 
+from topo_opt.codegen.tile_order import nearest_first
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
 from topo_opt.codegen.triton.tiles import default_tile
 
@@ -49,23 +50,3 @@ def _around(value: int, steps: int, limit: int) -> list[int]:
     """Powers of two from `value` down and up, no larger than what `limit` needs."""
     most = max(next_power_of_two(max(limit, 1)), value)
     return [v for s in range(-steps, steps + 1) if 1 <= (v := int(value * 2.0**s)) <= most]
-
-
-def nearest_first(tile: Mapping[str, int], tiles: Iterable[Mapping[str, int]]) -> list[dict[str, int]]:
-    """A tile, then others by how far they are from it, each once."""
-    ordered = sorted((dict(t) for t in tiles), key=lambda t: (distance(tile, t), sorted(t.items())))
-    return list(_once([dict(tile), *ordered]))
-
-
-def distance(a: Mapping[str, int], b: Mapping[str, int]) -> float:
-    """The sum of the ratios of two tiles' entries, as powers of two."""
-    return sum(abs(log2(max(v, 1) / max(a.get(k, 1), 1))) for k, v in b.items())
-
-
-def _once(tiles: Iterable[dict[str, int]]) -> Iterator[dict[str, int]]:
-    seen: set[tuple[tuple[str, int], ...]] = set()
-    for tile in tiles:
-        entry = tuple(sorted(tile.items()))
-        if entry not in seen:
-            seen.add(entry)
-            yield tile
