@@ -289,10 +289,6 @@ def clip_vision(dtype: torch.dtype) -> Case:
     return Case(model, kwargs={"pixel_values": pixels}, left_to_aten=("conv2d",))
 
 
-MOE_OPS = ("topk", "sort", "histc", "_grouped_mm", "grouped_mm_fallback")
-"""What routing tokens to experts leaves to ATen."""
-
-
 @zoo
 def mixtral(dtype: torch.dtype) -> Case:
     from transformers import MixtralConfig, MixtralForCausalLM
@@ -301,7 +297,7 @@ def mixtral(dtype: torch.dtype) -> Case:
         intermediate_size=64, num_local_experts=4, num_experts_per_tok=2, sliding_window=None
     )
     model = _hf(MixtralForCausalLM, MixtralConfig(**sizes), dtype)
-    return Case(model, kwargs={"input_ids": _tokens(101, 1, 11), "use_cache": False}, left_to_aten=MOE_OPS)
+    return Case(model, kwargs={"input_ids": _tokens(101, 1, 11), "use_cache": False})
 
 
 @zoo
@@ -310,7 +306,7 @@ def qwen3_moe(dtype: torch.dtype) -> Case:
 
     sizes = _decoder_sizes(head_dim=16, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32)
     model = _hf(Qwen3MoeForCausalLM, Qwen3MoeConfig(**sizes), dtype)
-    return Case(model, kwargs={"input_ids": _tokens(101, 1, 11), "use_cache": False}, left_to_aten=MOE_OPS)
+    return Case(model, kwargs={"input_ids": _tokens(101, 1, 11), "use_cache": False})
 
 
 @zoo
@@ -334,7 +330,7 @@ def deepseek_v3(dtype: torch.dtype) -> Case:
         v_head_dim=12,
     )
     model = _hf(DeepseekV3ForCausalLM, DeepseekV3Config(**sizes), dtype)
-    return Case(model, kwargs={"input_ids": _tokens(101, 1, 11), "use_cache": False}, left_to_aten=MOE_OPS)
+    return Case(model, kwargs={"input_ids": _tokens(101, 1, 11), "use_cache": False})
 
 
 @zoo
