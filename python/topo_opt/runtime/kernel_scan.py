@@ -34,6 +34,7 @@ NAMESPACES = ("math", "PropagateNan")
 """Members of `tl` whose members may be used in turn."""
 MODULES = ("core", "extra", "random", "semantic", "standard", "target_info")
 TRITON = frozenset({"jit", "cdiv", "next_power_of_2"})
+_DECORATORS = (["triton.jit"], ["triton.jit()"], ["triton.jit(noinline=True)"])
 _TOP = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.Assign, ast.AnnAssign, ast.Expr)
 _BANNED = (
     ast.FunctionDef,
@@ -107,7 +108,7 @@ class _Scan:
     def function(self, node: ast.FunctionDef) -> None:
         if node.name in ("tl", "triton", "libdevice"):
             self.refuse(node, "a new meaning of an imported name")
-        if [ast.unparse(d) for d in node.decorator_list] not in (["triton.jit"], ["triton.jit()"]):
+        if [ast.unparse(d) for d in node.decorator_list] not in _DECORATORS:
             self.refuse(node, f"the function {node.name} without @triton.jit alone")
         a = node.args
         if a.vararg or a.kwarg or a.kwonlyargs or a.posonlyargs:

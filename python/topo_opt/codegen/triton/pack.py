@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from torch_mlir import ir
 
 from topo_opt.codegen.kernel_source import KernelSource, Param, Scratch
+from topo_opt.codegen.triton.fast_functions import FUNCTIONS
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.reductions import PRELUDE
 from topo_opt.errors import UnsupportedError
@@ -187,7 +188,7 @@ def _functions(source: KernelSource) -> dict[str, str]:
         if isinstance(node, ast.FunctionDef):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             found[node.name] = "\n".join(lines[first - 1 : node.end_lineno]) + "\n"
-            if node.name not in (source.name, *PRELUDE):
+            if node.name not in (source.name, *PRELUDE, *FUNCTIONS):
                 raise UnsupportedError(f"kernel {source.name} has the function {node.name} beside its own")
         elif not isinstance(node, (ast.Import, ast.ImportFrom, ast.Expr)):
             raise UnsupportedError(f"kernel {source.name} has more than functions in its file")
@@ -195,8 +196,14 @@ def _functions(source: KernelSource) -> dict[str, str]:
 
 
 def _as_member(source: KernelSource, name: str) -> str:
-    """The function of a kernel with its program numbers as leading parameters."""
+    """The function of a kernel with its program numbers as leading parameters.
+
+    One that pipelines its loads is called, not inlined: Triton gives the buffers of exclusive branches memory of their own,
+    but those of functions that are called one at a time the same memory.
+    """
     text = _main(source)
+    if source.num_stages > 1:
+        text = text.replace("@triton.jit\n", "@triton.jit(noinline=True)\n", 1)
     axes = _axes(text)
     text = _PROGRAM.sub(r"pid\1_", text)
     text = _PROGRAMS.sub(lambda m: str(source.grid[int(m[1])]), text)
