@@ -21,7 +21,8 @@ from topo_opt.runtime.executor import KernelSources, VariantStatus, kernel_argum
 from topo_opt.runtime.kernel_module import load_function
 from topo_opt.runtime.memory import Memory
 from topo_opt.runtime.plan import AtenStep, Kernel, KernelStep, Variant
-from topo_opt.runtime.steps import BoundVariant, StepFailed, bind_variant
+from topo_opt.runtime.repeated_call import RepeatedCall
+from topo_opt.runtime.steps import BoundVariant, StepFailed, bind_variant, plain_tensors
 
 GraphMode = Literal["auto", "off", "require"]
 
@@ -64,12 +65,15 @@ class CudaExecutor:
         self.device = memory.device
         with torch.cuda.device(self.device):
             self.done = torch.cuda.Event()
+        # Calls share static memory, and the next one may come on another stream.
+        self.last_stream: torch.cuda.Stream | None = None
         variants = [v for f in bundle.plan.functions.values() for v in f.variants]
-        memory.arena(max((v.arena_bytes for v in variants), default=0))
-        memory.zeroed(max((v.zeroed_bytes for v in variants), default=0))
+        with plain_tensors():
+            memory.arena(max((v.arena_bytes for v in variants), default=0))
+            memory.zeroed(max((v.zeroed_bytes for v in variants), default=0))
 
     def run(self, variant: Variant, leaves: list[Any]) -> list[Any]:
-        with torch.no_grad(), torch.cuda.device(self.device):
+        with plain_tensors(), torch.cuda.device(self.device):
             ready = self.variants.get(id(variant))
             if ready is None:
                 ready = _Ready(self._bind(variant))
@@ -77,9 +81,7 @@ class CudaExecutor:
             bound = ready.bound
             if ready.broken:
                 raise StepFailed(ready.broken, mutated=False)
-            # Calls share static memory, and the next one may come on another stream.
-            stream = torch.cuda.current_stream()
-            stream.wait_event(self.done)
+            self._enter()
             if not ready.warm:
                 self._warm_up(ready, leaves)
             bound.copy_in(leaves)
@@ -88,7 +90,7 @@ class CudaExecutor:
             else:
                 self._run_steps(bound)
             results = bound.copy_out(leaves)
-            self.done.record(stream)
+            self._leave()
             return results
 
     def status(self, variant: Variant) -> VariantStatus:
@@ -96,6 +98,25 @@ class CudaExecutor:
         if ready is None:
             return VariantStatus(variant.symbol, False, False, "it has not run yet")
         return VariantStatus(variant.symbol, ready.warm, ready.graph is not None, ready.reason)
+
+    def repeated(self, variant: Variant, *, own_results: bool) -> RepeatedCall | None:
+        ready = self.variants.get(id(variant))
+        if ready is None or ready.graph is None:
+            return None
+        return RepeatedCall(
+            variant, ready.bound.tensors, self.device, ready.graph.replay,
+            enter=self._enter, leave=self._leave, own_results=own_results,
+        )  # fmt: skip
+
+    def _enter(self) -> None:
+        """Puts this call after the last one, which may have been made on another stream."""
+        stream = torch.cuda.current_stream(self.device)
+        if stream != self.last_stream:
+            stream.wait_event(self.done)
+            self.last_stream = stream
+
+    def _leave(self) -> None:
+        self.done.record(self.last_stream)
 
     def replay_call(self, variant: Variant) -> Callable[[], None]:
         """One execution without copying inputs and results, for benchmarks; the variant must have run before."""

@@ -13,7 +13,8 @@ from topo_opt.runtime.bundle import Bundle
 from topo_opt.runtime.kernel_module import load_function
 from topo_opt.runtime.memory import Memory
 from topo_opt.runtime.plan import Kernel, Variant
-from topo_opt.runtime.steps import BoundVariant, StepFailed, bind_variant
+from topo_opt.runtime.repeated_call import RepeatedCall
+from topo_opt.runtime.steps import BoundVariant, StepFailed, bind_variant, plain_tensors
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,9 @@ class Executor(Protocol):
 
     def status(self, variant: Variant) -> VariantStatus:
         """How the variant runs."""
+
+    def repeated(self, variant: Variant, *, own_results: bool) -> RepeatedCall | None:
+        """The short way for more calls of a variant that has run; None where there is none."""
 
 
 class KernelSources:
@@ -61,7 +65,7 @@ class InterpretExecutor:
         self.variants: dict[int, BoundVariant] = {}
 
     def run(self, variant: Variant, leaves: list[Any]) -> list[Any]:
-        with torch.no_grad(), interpreter.interpreting():
+        with plain_tensors(), interpreter.interpreting():
             bound = self.variants.get(id(variant))
             if bound is None:
                 bound = bind_variant(variant, self.kernels, self.memory.bind(variant), self)
@@ -78,6 +82,9 @@ class InterpretExecutor:
         return VariantStatus(
             variant.symbol, id(variant) in self.variants, False, "the interpreter has no graphs"
         )
+
+    def repeated(self, variant: Variant, *, own_results: bool) -> RepeatedCall | None:
+        return None  # a call takes seconds, and every one is checked
 
     def prepare(self, name: str, kernel: Kernel, tensors: list[torch.Tensor]) -> Callable[[], None]:
         if name not in self.functions:

@@ -27,11 +27,12 @@ from topo_opt.runtime.admission import check_exported, check_literal, check_sepa
 from topo_opt.runtime.aten_program import AtenProgram
 from topo_opt.runtime.bundle import Bundle, open_bundle
 from topo_opt.runtime.cuda import CudaExecutor, GraphMode
-from topo_opt.runtime.dtypes import name_of, torch_dtype
 from topo_opt.runtime.executor import Executor, InterpretExecutor, VariantStatus
 from topo_opt.runtime.memory import Fetch, Memory, State, declared_tensors, mutated_names
-from topo_opt.runtime.plan import Function, InputLeaf, Variant
-from topo_opt.runtime.steps import StepFailed
+from topo_opt.runtime.plan import Function, Variant
+from topo_opt.runtime.repeated_call import ArgumentOrder, RepeatedCall
+from topo_opt.runtime.steps import StepFailed, plain_tensors
+from topo_opt.runtime.variant_choice import differences, fits
 from topo_opt.runtime.weights import Weights
 
 log = logging.getLogger("topo_opt.runtime")
@@ -50,6 +51,7 @@ class Program:
         strict: bool = False,
         graphs: GraphMode = "auto",
         allow_ops: Collection[str] = (),
+        static_results: bool = False,
     ):
         self.bundle, self.plan, self.device, self.strict = bundle, bundle.plan, device, strict
         self.lock = threading.RLock()
@@ -57,12 +59,16 @@ class Program:
         """Calls that the ATen program answered, by reason."""
         self.aten = _aten_programs(bundle, allow_ops)
         declared = declared_tensors(self.plan, self.aten)
-        self.memory = Memory(
-            declared, mutated_names(self.plan, self.aten), fetch, device, self.lock,
-            random_seed=random_seed, constants=_constants(bundle),
-        )  # fmt: skip
+        with plain_tensors():
+            self.memory = Memory(
+                declared, mutated_names(self.plan, self.aten), fetch, device, self.lock,
+                random_seed=random_seed, constants=_constants(bundle),
+            )  # fmt: skip
         self.state = State(self.memory)
         self._rewritten: dict[str, set[str]] = {}
+        self._static_results = static_results
+        self._repeated: dict[str, RepeatedCall] = {}
+        self._orders: dict[str, ArgumentOrder | None] = {}
         self.executor: Executor
         if device.type == "cuda":
             self.executor = CudaExecutor(bundle, self.memory, graphs=graphs, allow_ops=frozenset(allow_ops))
@@ -104,24 +110,35 @@ class Program:
         """
         entry = self._entry(function)
         with self.lock:
-            leaves = pytree.flatten_call(entry.in_tree, self.input_names(function), args, kwargs)
-            results = self.call_flat(function, leaves)
+            order = self._orders.get(function)
+            leaves = order.leaves(args, kwargs) if order is not None else None
+            repeated = self._repeated.get(function)
+            if leaves is not None and repeated is not None and repeated.accepts(leaves):
+                results = repeated(leaves)
+            else:
+                # Also where an argument is missing or not known: this says which.
+                leaves = pytree.flatten_call(entry.in_tree, self.input_names(function), args, kwargs)
+                results = self.call_flat(function, leaves)
         if entry.out_tree is not None:
             return pytree.unflatten(entry.out_tree, results)
         return results[0] if len(results) == 1 else tuple(results)
 
     def call_flat(self, function: str, leaves: Sequence[Any]) -> list[Any]:
         """Calls `function` with the flat list of leaves; the flat list of results."""
-        entry, leaves = self._entry(function), list(leaves)
         with self.lock:
+            repeated = self._repeated.get(function)
+            if repeated is not None and repeated.accepts(leaves):
+                return repeated(leaves)
+            entry, leaves = self._entry(function), list(leaves)
             self._check_devices(function, leaves)
-            if mutated := self._mutated_inputs(function):
+            mutated = self._mutated_inputs(function)
+            if mutated:
                 check_separate(function, self.input_names(function), leaves, mutated)
-            variant = next((v for v in entry.variants if _fits(v, leaves)), None)
+            variant = next((v for v in entry.variants if fits(v, leaves)), None)
             if variant is None:
                 return self._fall_back(function, leaves, self._mismatch(function, leaves))
             try:
-                return self.executor.run(variant, leaves)
+                results = self.executor.run(variant, leaves)
             except StepFailed as error:
                 if error.mutated:
                     raise TopoError(
@@ -129,6 +146,12 @@ class Program:
                         hint="program.state.reset() gives the state its initial values again",
                     ) from error
                 return self._fall_back(function, leaves, error.message)
+            if not mutated and not any(leaf.mutated for leaf in variant.inputs):
+                again = self.executor.repeated(variant, own_results=not self._static_results)
+                if again is not None:
+                    self._repeated[function] = again
+                    self._orders[function] = ArgumentOrder.of(entry.in_tree, self.input_names(function))
+            return results
 
     def variants(self, function: str) -> tuple[Variant, ...]:
         """The compiled variants of a function."""
@@ -247,46 +270,10 @@ class Program:
         entry = self._entry(function)
         if not entry.variants:
             return f"{function} is left to ATen as a whole: {entry.aten_reason}"
-        candidates = [_differences(v, leaves) for v in entry.variants]
+        candidates = [differences(v, leaves) for v in entry.variants]
         best = min(candidates, key=len)
         tail = f"; {len(candidates)} variants were compiled" if len(candidates) > 1 else ""
         return best[0] + tail if best else "no variant fits"
-
-
-def _fits(variant: Variant, leaves: Sequence[Any]) -> bool:
-    if len(leaves) != len(variant.inputs):
-        return False
-    for spec, leaf in zip(variant.inputs, leaves):
-        if spec.kind == "literal":
-            if type(leaf) is not type(spec.value) or leaf != spec.value:
-                return False
-        elif (
-            not isinstance(leaf, torch.Tensor)
-            or tuple(leaf.shape) != spec.shape
-            or leaf.dtype != torch_dtype(str(spec.dtype))
-        ):
-            return False
-    return True
-
-
-def _differences(variant: Variant, leaves: Sequence[Any]) -> list[str]:
-    if len(leaves) != len(variant.inputs):
-        return [f"it takes {len(variant.inputs)} inputs, got {len(leaves)}"]
-    out = []
-    for spec, leaf in zip(variant.inputs, leaves):
-        if spec.kind == "literal":
-            if type(leaf) is not type(spec.value) or leaf != spec.value:
-                out.append(f"{spec.name} is {leaf!r:.60}, it was compiled for {spec.value!r}")
-        elif not isinstance(leaf, torch.Tensor):
-            out.append(f"{spec.name} is a {type(leaf).__name__}, it was compiled for {_described(spec)}")
-        elif tuple(leaf.shape) != spec.shape or leaf.dtype != torch_dtype(str(spec.dtype)):
-            got = f"{name_of(leaf.dtype)}{list(leaf.shape)}"
-            out.append(f"{spec.name} is {got}, it was compiled for {_described(spec)}")
-    return out
-
-
-def _described(spec: InputLeaf) -> str:
-    return f"{spec.dtype}{list(spec.shape or ())}"
 
 
 def _aten_programs(bundle: Bundle, allow_ops: Collection[str]) -> dict[str, AtenProgram]:
@@ -328,6 +315,7 @@ def load(
     graphs: GraphMode = "auto",
     verify_weights: bool = True,
     allow_ops: Collection[str] = (),
+    static_results: bool = False,
 ) -> Program:
     """Loads a bundle.
 
@@ -341,6 +329,7 @@ def load(
         graphs: "auto" captures CUDA graphs where possible, "off" never, "require" raises where it is impossible.
         verify_weights: hash weight files too.
         allow_ops: namespaces of custom operators (`torch.ops.<namespace>`) that the bundle may call.
+        static_results: repeated calls return the program's own memory, which the next call overwrites, instead of copies.
 
     Raises:
         InputError: no bundle there, no such device, weights missing or of another type.
@@ -362,6 +351,7 @@ def load(
         strict=strict,
         graphs=graphs,
         allow_ops=allow_ops,
+        static_results=static_results,
     )
 
 

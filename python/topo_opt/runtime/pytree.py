@@ -145,6 +145,14 @@ def flatten_call(tree: Any, names: Sequence[str], args: tuple, kwargs: Mapping[s
     return out
 
 
+def argument_names(tree: Any, names: Sequence[str]) -> list[str]:
+    """One name an argument of a call with the tree `tree` (not None) and one name a leaf, as `flatten_call` takes them."""
+    positional, named = tree["children"]
+    slots = [(f"argument {i}", c) for i, c in enumerate(positional["children"])]
+    slots += [(str(k), c) for k, c in zip(named.get("keys") or (), named["children"])]
+    return _slot_names(slots, names)
+
+
 def _slot_names(slots: Sequence[tuple[str, Any]], names: Sequence[str]) -> list[str]:
     """A name for every argument: the keyword, or the name of its leaf."""
     out, at = [], 0

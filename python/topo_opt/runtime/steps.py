@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,6 +21,14 @@ from topo_opt.runtime.plan import (
     Variant,
     ViewStep,
 )
+
+
+@contextmanager
+def plain_tensors() -> Iterator[None]:
+    """Tensors made inside are ordinary ones without gradient, also when the caller is in inference mode: later calls, which
+    may not be, write into them."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 class Launcher(Protocol):
