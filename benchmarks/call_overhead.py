@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 
 import torch
 
@@ -44,7 +43,7 @@ def _nothing() -> None:
 
 
 def host_us(call: Callable[[], object], count: int, synchronize: Callable[[], None]) -> float:
-    """Median microseconds that the host spends in a call."""
+    """Microseconds that the host spends in a call, in the round that was disturbed least."""
     times = []
     for _ in range(ROUNDS):
         done = 0
@@ -58,11 +57,11 @@ def host_us(call: Callable[[], object], count: int, synchronize: Callable[[], No
             synchronize()
             done += batch
         times.append(1e6 * spent / count)
-    return median(times)
+    return min(times)
 
 
 def busy_us(call: Callable[[], object], count: int, synchronize: Callable[[], None]) -> float:
-    """Median microseconds from call to call when the host runs ahead of the device."""
+    """Microseconds from call to call when the host runs ahead of the device, in the best round."""
     times = []
     for _ in range(ROUNDS):
         synchronize()
@@ -71,7 +70,7 @@ def busy_us(call: Callable[[], object], count: int, synchronize: Callable[[], No
             call()
         synchronize()
         times.append(1e6 * (time.perf_counter() - start) / count)
-    return median(times)
+    return min(times)
 
 
 def measure(program: Program, function: str, variant: Variant, count: int) -> list[object]:

@@ -1,15 +1,20 @@
 """Exercises the GPU executor on a bundle: python benchmarks/gpu_smoke.py BUNDLE [--seed N] [--replays N]
 
 Loads with random weights where the bundle has none, checks every variant against eager ATen and float64 on the GPU, replays
-with fresh inputs comparing each result with eager, calls from two threads, times, and prints a table. Ends with exit code 0
+with fresh inputs comparing each result with eager and watching the memory, calls from two threads, times, and prints a table. Ends with exit code 0
 only when everything is right; a failure prints its traceback and the other variants still run.
 """
 
+from __future__ import annotations
+
 import argparse
+import gc
+import resource
 import sys
 import threading
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,11 +26,31 @@ from topo_opt.tools.run_bench import COLUMNS, bench_variant
 from topo_opt.tools.run_check import check_variant
 from topo_opt.tools.run_tables import show
 
+SETTLED = 20
+"""Calls after which all caches are filled."""
+# Bytes: nothing may stay allocated on the GPU, the host's allocator keeps some.
+ALLOWED_GROWTH = {"allocated": 0, "reserved": 64 << 20, "resident": 64 << 20}
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes: GPU memory that tensors have and that the allocator has, and host memory of the process."""
+
+    allocated: int
+    reserved: int
+    resident: int
+
 
 def replay(program: Program, function: str, variant, count: int, seed: int, half_limit: float) -> float:
-    """Largest deviation from eager over `count` calls with fresh inputs, relative to the largest magnitude of eager."""
+    """Largest deviation from eager over `count` calls with fresh inputs, relative to the largest magnitude of eager.
+
+    Raises an AssertionError when a result is off, or when memory grew after the first calls.
+    """
     worst, limits = 0.0, {torch.float32: 5e-3, torch.float64: 1e-6}
+    before: Footprint | None = None
     for i in range(count):
+        if i == SETTLED:
+            before = footprint()
         leaves = sample_leaves(variant.inputs, program.device, seed + i)
         copies = [v.clone() if isinstance(v, torch.Tensor) else v for v in leaves]
         eager = program.run_aten(function, copies, commit=False)
@@ -38,7 +63,26 @@ def replay(program: Program, function: str, variant, count: int, seed: int, half
                 if not deviation <= limit:
                     raise AssertionError(f"replay {i}: deviation {deviation:.3g} from eager, allowed {limit}")
                 worst = max(worst, deviation)
+    if before is not None:
+        ours = eager = leaves = copies = a = b = None
+        require_no_growth(before, footprint(), count - SETTLED)
     return worst
+
+
+def footprint() -> Footprint:
+    """What is in use now, after everything that was given to the GPU has ended."""
+    torch.cuda.synchronize()
+    gc.collect()
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return Footprint(torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), resident)
+
+
+def require_no_growth(before: Footprint, after: Footprint, calls: int) -> None:
+    """Raises when a call leaves memory behind. Fresh inputs and eager's temporaries come and go, so reserved memory may settle."""
+    grown = {name: getattr(after, name) - getattr(before, name) for name in ALLOWED_GROWTH}
+    print(f"  {calls} calls: " + ", ".join(f"{name} {n:+,} bytes" for name, n in grown.items()))
+    if over := [f"{name} grew by {n} bytes" for name, n in grown.items() if n > ALLOWED_GROWTH[name]]:
+        raise AssertionError(f"after {calls} calls " + " and ".join(over))
 
 
 def kept_results(program: Program, function: str, variant, seed: int) -> None:
