@@ -31,7 +31,9 @@ def _schedule(level: int, topology: str | None) -> list[str]:
     # Inout is decided on whole kernels: which buffer dies where is known only after they are formed.
     # Before anything is grouped: what moves behind a product decides what can become part of its kernel.
     sink = ("topo-sink-row-scale",) if level > 1 else ()
-    return [*recognise, *sink, experts, f"topo-form-kernels{{{_FUSE[level]}}}", "topo-mark-inout"]
+    options = f"{{topology={quote(topology)}}}" if topology else ""
+    split = (f"topo-split-long-rows{options}",) if level > 1 else ()
+    return [*recognise, *sink, experts, f"topo-form-kernels{{{_FUSE[level]}}}", *split, "topo-mark-inout"]
 
 
 def _lower(level: int, topology: str | None) -> list[str]:

@@ -222,18 +222,23 @@ def _sum(terms: Iterable[tuple[Atom, int]], constant: int) -> Expr:
 
 
 def _join_quotient_and_remainder(merged: dict[Atom, int]) -> Expr | None:
-    """`k*c*(e // c) + k*(e mod c) -> k*e`; None when nothing joins."""
+    """`k*c*(e // c) + k*(e mod c) -> k*e` and `k*c*((e // c) mod d) + k*(e mod c) -> k*(e mod c*d)`; None when nothing joins."""
     for atom, coefficient in merged.items():
         if not isinstance(atom, Mod):
             continue
         quotient = atom.operand // atom.divisor
-        if len(quotient.terms) != 1 or quotient.constant:
-            continue
-        (partner, factor) = quotient.terms[0]
-        if factor != 1 or merged.get(partner) != coefficient * atom.divisor:
-            continue
-        rest = Expr(tuple((a, c) for a, c in merged.items() if a not in (atom, partner)))
-        return atom.operand * coefficient + rest
+        rest = {a: c for a, c in merged.items() if a is not atom}
+        if len(quotient.terms) == 1 and not quotient.constant and quotient.terms[0][1] == 1:
+            partner = quotient.terms[0][0]
+            if rest.get(partner) == coefficient * atom.divisor:
+                del rest[partner]
+                return atom.operand * coefficient + Expr(tuple(rest.items()))
+        for other, factor in rest.items():
+            if isinstance(other, Mod) and other.operand == quotient and factor == coefficient * atom.divisor:
+                del rest[other]
+                return (atom.operand % (atom.divisor * other.divisor)) * coefficient + Expr(
+                    tuple(rest.items())
+                )
     return None
 
 

@@ -139,6 +139,10 @@ class LoopedRows:
                 sequential.setdefault((request[0], request[2]), []).append(request)
         return list(kept.values()), sequential
 
+    def sequential_of(self, level: Sequence[Request], pairs: dict[Request, Pair]) -> bool:
+        """Whether a pass has reductions that only run column by column."""
+        return bool(self._accumulators(level, pairs)[1])
+
     # -- one program a row ------------------------------------------------------------------------------------------
 
     def _reduce_level(self, level: Sequence[Request], pairs: dict[Request, Pair]) -> None:
@@ -190,4 +194,4 @@ def passes(loops: Loops) -> tuple[int, bool]:
     """How many passes the reductions of a kernel need, and whether all of them combine in any order."""
     looped = LoopedRows(loops)
     levels, pairs = looped.levels()
-    return len(levels), not any(looped._accumulators(level, pairs)[1] for level in levels)
+    return len(levels), not any(looped.sequential_of(level, pairs) for level in levels)

@@ -12,6 +12,7 @@ from math import prod
 
 from topo_opt.codegen.triton.emit import Emitter, Value
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
+from topo_opt.codegen.triton.looped_rows import UNROLLED_COLUMNS, passes
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.index import ZERO, Expr, const, contiguous_strides, delinearize, strided
 
@@ -26,9 +27,10 @@ REREAD_COLUMNS = 16384
 LOOP_COLUMNS = 4096
 STRIDED_COLUMNS = 512
 """Columns that are not neighbours and that are held in one block."""
-WINDOW_COLUMNS = 128
 WINDOW_STRIDE = 16
 """Rows at most so many elements apart share cache lines: columns are then visited one at a time."""
+WINDOW_COLUMNS = 128
+"""Columns of such rows, where each row has elements of its own; neighbours only up to `UNROLLED_COLUMNS`."""
 PROGRAMS_PER_CORE = 4
 """Programs of 8 warps that one core runs at a time."""
 COMBINED_ELEMENTS = 16384
@@ -62,7 +64,8 @@ def default_tile(kernel: Kernel) -> Tile:
     if cols == 1:
         return _pointwise(rows, cores)
     layout, once = read_layout(kernel), _reads_once(kernel)
-    is_window = once and abs(layout.row) <= WINDOW_STRIDE and abs(layout.row) < cols <= WINDOW_COLUMNS
+    limit = UNROLLED_COLUMNS if abs(layout.row) == 1 else WINDOW_COLUMNS
+    is_window = once and abs(layout.row) <= WINDOW_STRIDE and abs(layout.row) < cols <= limit
     if is_window and rows >= cores * ELEMENTS // 4:
         return {"x": 512 if abs(layout.row) == 1 else 256, "r": 1, "warps": 4}
     if abs(layout.column) == 1 or abs(layout.row) > WINDOW_STRIDE:
@@ -109,8 +112,6 @@ def _parts(kernel: Kernel, tile: Tile, rows: int, cols: int) -> Tile:
 
 def _can_share(kernel: Kernel, tile: Tile) -> bool:
     """Whether one pass over the columns, in any order, gives every result."""
-    from topo_opt.codegen.triton.looped_rows import passes
-
     loops = _loops(kernel, tile)
     if any(loops.is_full(v) for v in kernel.graph.returns):
         return False

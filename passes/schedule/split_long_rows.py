@@ -1,0 +1,194 @@
+"""`topo-split-long-rows`: a kernel whose few rows are too long for the programs they give becomes one kernel a pass."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch_mlir import ir
+from torch_mlir.dialects import func
+
+from topo_opt.errors import UnsupportedError
+from topo_opt.passes.base import Pass
+from topo_opt.passes.schedule.outline import clone_nodes
+from topo_opt.passes.schedule.roles import Roles
+from topo_opt.structured.graph import Graph
+
+if TYPE_CHECKING:
+    from topo_opt.codegen.triton.kernel import Kernel
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A kernel to be: what it computes, from arguments and results of the stages before it."""
+
+    results: tuple[int, ...]
+    attributes: ir.DictAttr
+
+
+@dataclass(frozen=True)
+class SplitLongRows(Pass):
+    """Takes the passes of a row kernel apart, where its rows would leave most cores of the machine (`topology`) idle.
+
+    `%y = call @row_norm(%x)`  -->  `%sum = call @stage(%x); %y = call @last(%x, %sum)`
+
+    Every stage reduces whole rows and can share a row between programs; the last one runs over all elements. A kernel that
+    needs one pass and stores rows only stays: sharing its rows is a matter of its tile.
+    """
+
+    name = "topo-split-long-rows"
+    topology: str | None = None
+
+    def apply(self, module) -> None:
+        from topo_opt.codegen.triton.kernel import Kernel
+        from topo_opt.codegen.triton.target import Target
+
+        target = Target.named(self.topology) if self.topology else Target()
+        block = module.operation.regions[0].blocks[0]
+        functions = [v.operation for v in block.operations if v.operation.name == "func.func"]
+        split: dict[str, _Split] = {}
+        for op in functions:
+            if "topo.kernel" in op.attributes and "topo.inout" not in op.attributes:
+                kernel = Kernel(op, target)
+                stages = stages_of(kernel) if kernel.attributes["family"] == "loops" else []
+                if stages:
+                    split[kernel.name] = _Split(module.operation, kernel.graph, stages)
+        for op in functions:
+            if "topo.kernel" not in op.attributes and op.regions[0].blocks:
+                _replace_calls(op, split)
+        for found in split.values():
+            found.graph.func.erase()
+
+
+def stages_of(kernel: Kernel) -> list[Stage]:
+    """The stages that a kernel is better off as; empty when it stays whole."""
+    from topo_opt.codegen.triton.looped_rows import LoopedRows
+    from topo_opt.codegen.triton.loops import Loops
+    from topo_opt.codegen.triton.loops_tiles import default_tile
+
+    graph = kernel.graph
+    tile = default_tile(kernel)
+    loops = Loops(kernel, tile=tile)
+    space = loops.space
+    blocks = -(-space.row_count // space.x_block)
+    if space.persistent or space.parts > 1 or blocks >= kernel.target.cores:
+        return []
+    try:
+        looped = LoopedRows(loops)
+        levels, pairs = looped.levels()
+        if any(looped.sequential_of(level, pairs) for level in levels):
+            return []
+    except UnsupportedError:
+        return []
+    full = tuple(v for v in graph.returns if loops.is_full(v))
+    rows = tuple(v for v in graph.returns if not loops.is_full(v))
+    values = [_once(graph.nodes[n].results[p] for n, p, _ in level) for level in levels]
+    if not values or len(values) + bool(full) < 2:
+        return []
+    values[-1] = _once([*values[-1], *rows])
+    old = ir.DictAttr(graph.func.attributes["topo.kernel"])
+    stages = [Stage(results, old) for results in values]
+    if full:
+        stages.append(Stage(_once(full), _elementwise(graph, full[0])))
+    return stages
+
+
+def _once(values) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _elementwise(graph: Graph, value: int) -> ir.DictAttr:
+    shape = list(graph.values[value].shape or ())
+    identity = ir.AffineMap.get_identity(len(shape), graph.func.context)
+    with graph.func.context:
+        return ir.DictAttr.get(
+            {
+                "family": ir.StringAttr.get("loops"),
+                "rows": ir.DenseI64ArrayAttr.get(shape),
+                "cols": ir.DenseI64ArrayAttr.get([]),
+                "full_shape": ir.DenseI64ArrayAttr.get(shape),
+                "full_map": ir.AffineMapAttr.get(identity),
+            }
+        )
+
+
+@dataclass
+class _Split:
+    """The kernel functions of the stages; equal ones are made once."""
+
+    module: ir.Operation
+    graph: Graph
+    stages: Sequence[Stage]
+    made: list[tuple[str, list[int], tuple[int, ...]]] = field(default_factory=list)
+    """Symbol, inputs and results of every stage, as values of the kernel."""
+
+    def __post_init__(self) -> None:
+        known: set[int] = set(self.graph.arguments)
+        for stage in self.stages:
+            new = tuple(v for v in stage.results if v not in known)
+            inputs, nodes = _needed(self.graph, new, known)
+            self.made.append((self._function(inputs, nodes, new, stage.attributes), inputs, new))
+            known |= set(new)
+
+    def _function(
+        self, inputs: list[int], nodes: list[int], results: tuple[int, ...], attributes: ir.DictAttr
+    ) -> str:
+        graph, block = self.graph, self.module.regions[0].blocks[0]
+        with graph.func.context, ir.Location.unknown(), ir.InsertionPoint(block):
+            kind = ir.FunctionType.get(
+                [graph.handles[v].type for v in inputs], [graph.handles[v].type for v in results]
+            )
+            made = func.FuncOp("kernel", kind, visibility="private")
+        made.operation.attributes["topo.kernel"] = attributes
+        body = made.add_entry_block()
+        mapping = dict(zip(inputs, body.arguments))
+        with graph.func.context, ir.InsertionPoint(body), ir.Location.unknown():
+            clone_nodes(Roles(graph), [graph.nodes[n] for n in nodes], mapping)
+            func.ReturnOp([mapping[v] for v in results])
+        text = made.operation.get_asm(use_local_scope=True)
+        name = f"k_loops_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+        for view in block.operations:
+            other = view.operation
+            if "sym_name" in other.attributes and ir.StringAttr(other.attributes["sym_name"]).value == name:
+                made.operation.erase()
+                return name
+        made.operation.attributes["sym_name"] = ir.StringAttr.get(name, graph.func.context)
+        return name
+
+
+def _needed(graph: Graph, results: Sequence[int], known: set[int]) -> tuple[list[int], list[int]]:
+    """Values of `known` and nodes, in order, that `results` are computed from."""
+    inputs: dict[int, None] = {}
+    nodes: set[int] = set()
+    waiting = list(results)
+    while waiting:
+        value = waiting.pop()
+        producer = graph.producer(value)
+        if value in known or producer is None:
+            inputs[value] = None
+        elif producer.id not in nodes:
+            nodes.add(producer.id)
+            waiting.extend(producer.operands)
+    return sorted(inputs), sorted(nodes)
+
+
+def _replace_calls(function: ir.Operation, split: dict[str, _Split]) -> None:
+    for view in list(function.regions[0].blocks[0].operations):
+        call = view.operation
+        if call.name != "func.call":
+            continue
+        found = split.get(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
+        if found is None:
+            continue
+        graph = found.graph
+        values: dict[int, ir.Value] = dict(zip(graph.arguments, call.operands))
+        with call.location, ir.InsertionPoint(call):
+            for name, inputs, results in found.made:
+                types = [graph.handles[v].type for v in results]
+                made = func.CallOp(types, name, [values[v] for v in inputs])
+                values.update(zip(results, made.operation.results))
+        for position, value in enumerate(graph.returns):
+            call.results[position].replace_all_uses_with(values[value])
+        call.erase()
