@@ -10,7 +10,6 @@ refuses a kernel, the compile starts again with the ops of that kernel left out.
 import json
 import re
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -159,23 +158,15 @@ def with_kernels(sources: Mapping[str, Source], options: Options) -> Compilation
 
 def tune(compilation: Compilation) -> None:
     """Chooses tiles by what is measured, now or earlier, and makes the code of the kernels again that get another one."""
-    from topo_opt.estimate import work_of
-    from topo_opt.tuning.tuner import Subject
+    from topo_opt.tuning.subjects import subjects_of
     from topo_opt.tuning.tuner import tune as choose
 
     options = compilation.options
     if options.tuning.mode == "off":
         return
-    launches = Counter(
-        callee for _, function in plan_functions(compilation.module) for callee in callees(function)
-    )
     device = options.machine.primary
     with options.phase("tune"), compilation.module.context, ir.Location.unknown():
-        subjects = [
-            Subject(symbol, function, launches[symbol] * work_of(function).floor_ns(device))
-            for symbol, function in kernels(compilation.module)
-            if launches[symbol] and symbol in compilation.sources
-        ]
+        subjects = subjects_of(compilation.module.operation, device, compilation.sources)
         compilation.tuned = choose(subjects, device, options.tuning)
     compilation.sources |= compilation.tuned.sources
 

@@ -22,7 +22,8 @@ from topo_opt.tuning.measure import Case
 from topo_opt.tuning.records import Entry, Rejected, Timed, file_content, read_content
 from topo_opt.tuning.search import SHORT, Problem, Search
 from topo_opt.tuning.settings import Settings, device_id
-from topo_opt.tuning.tuner import Subject, tune
+from topo_opt.tuning.subjects import Subject
+from topo_opt.tuning.tuner import tune
 
 HERE = device_id(device().model)
 
@@ -371,3 +372,30 @@ def test_modes_follow_the_level_and_options_overrule(monkeypatch, tmp_path):
     for wrong in ({"mode": "maximal"}, {"limit_s": 0.0}, {"limit_s": float("nan")}):
         with pytest.raises(InputError):
             Settings.of(2, **wrong)
+
+
+# -- subjects -----------------------------------------------------------------------------------------------------
+
+
+def test_calls_say_what_comes_from_memory():
+    from topo_opt import dialects
+    from topo_opt.tuning.subjects import subjects_of
+
+    append = "func.func private @k_append(%c: tensor<4x2xf32>, %x: tensor<1x2xf32>) -> tensor<4x2xf32> attributes {{topo.inout = [array<i64: 0, 0>], {}}} {{ return %c : tensor<4x2xf32> }}"
+    look = "func.func private @k_look(%c: tensor<8xf32>, %x: tensor<1x2xf32>) -> tensor<8xf32> attributes {{{}}} {{ return %c : tensor<8xf32> }}"
+    text = """
+    func.func @main(%cache: tensor<4x2xf32> {topo.kind = "buffer"}, %x: tensor<1x2xf32> {topo.kind = "input"}) -> tensor<8xf32>
+        attributes {topo.function = "main"} {
+      %0 = func.call @k_append(%cache, %x) : (tensor<4x2xf32>, tensor<1x2xf32>) -> tensor<4x2xf32>
+      %1 = tensor.collapse_shape %0 [[0, 1]] : tensor<4x2xf32> into tensor<8xf32>
+      %2 = func.call @k_look(%1, %x) : (tensor<8xf32>, tensor<1x2xf32>) -> tensor<8xf32>
+      %3 = func.call @k_look(%2, %x) : (tensor<8xf32>, tensor<1x2xf32>) -> tensor<8xf32>
+      return %3 : tensor<8xf32>
+    }
+    """
+    kernel = 'topo.kernel = {family = "loops"}'
+    module = ir.Module.parse(append.format(kernel) + look.format(kernel) + text, dialects.load(ir.Context()))
+    found = {s.symbol: s for s in subjects_of(module.operation, device(), ["k_append", "k_look"])}
+    assert {s: f.cold for s, f in found.items()} == {"k_append": {0}, "k_look": {0}}
+    assert found["k_look"].weight > found["k_append"].weight
+    assert [s.symbol for s in subjects_of(module.operation, device(), ["k_look"])] == ["k_look"]

@@ -15,7 +15,8 @@ from topo_opt.codegen.triton.target import Target
 from topo_opt.errors import UnsupportedError
 from topo_opt.tuning.forms import Packed, Single, tunable
 from topo_opt.tuning.settings import Settings
-from topo_opt.tuning.tuner import Subject, tune
+from topo_opt.tuning.subjects import Subject
+from topo_opt.tuning.tuner import tune
 
 PACK = """
 func.func private @k_pack(%a: tensor<6x200xf32>, %b: tensor<4x64xf32>, %c: tensor<4x64xf32>)

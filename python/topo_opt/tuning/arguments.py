@@ -20,28 +20,32 @@ _INDEX_TYPES = ("i64", "i32")
 
 
 def signature_of(
-    func: ir.Operation, members: Mapping[str, ir.Operation] | None = None, *, l2_bytes: int = 50 << 20
+    func: ir.Operation,
+    members: Mapping[str, ir.Operation] | None = None,
+    *,
+    l2_bytes: int = 50 << 20,
+    cold: frozenset[int] | None = None,
 ) -> Signature:
     """Arguments and results of a kernel function.
 
     Args:
         members: symbol -> function, for the kernels that a pack calls.
         l2_bytes: what is larger than half of it is cold whatever wrote it.
+        cold: positions of the arguments that come from memory; None takes those that the kernel itself says to be immutable
+            or rewrites, and all where it says nothing.
     """
     graph = read(func)
     bounds = index_bounds(graph, members or {})
     inout = {r: a for r, a in plain(func.attributes["topo.inout"])} if "topo.inout" in func.attributes else {}
     immutable = plain(ir.DictAttr(func.attributes["topo.kernel"])).get("immutable")
+    if cold is None:
+        known = range(len(graph.arguments)) if immutable is None else (*immutable, *inout.values())
+        cold = frozenset(known)
     arguments = []
     for position, value in enumerate(graph.arguments):
         info = graph.values[value]
-        cold = (
-            immutable is None
-            or position in immutable
-            or position in inout.values()
-            or 2 * info.nbytes > l2_bytes
-        )
-        arguments.append(_argument(info.shape or (), info.element, bounds.get(position), cold))
+        from_memory = position in cold or 2 * info.nbytes > l2_bytes
+        arguments.append(_argument(info.shape or (), info.element, bounds.get(position), from_memory))
     results = [
         Result(
             graph.values[v].shape or (),

@@ -44,8 +44,8 @@ class Tunable(Protocol):
     def apply(self, tile: Tile) -> None:
         """Writes the tile into the IR."""
 
-    def signature(self, l2_bytes: int) -> Signature:
-        """Its arguments and results."""
+    def signature(self, l2_bytes: int, cold: frozenset[int] | None = None) -> Signature:
+        """Its arguments and results; `cold`: the arguments that come from memory, as far as calls say."""
 
 
 def tunable(func: ir.Operation, target: Target) -> Tunable:
@@ -82,8 +82,8 @@ class Single:
     def apply(self, tile: Tile) -> None:
         set_tile(self.func, tile)
 
-    def signature(self, l2_bytes: int) -> Signature:
-        return signature_of(self.func, l2_bytes=l2_bytes)
+    def signature(self, l2_bytes: int, cold: frozenset[int] | None = None) -> Signature:
+        return signature_of(self.func, l2_bytes=l2_bytes, cold=cold)
 
 
 @dataclass
@@ -139,8 +139,8 @@ class Packed:
         set_tile(self.func, _outer(self._parts(tile)))
         del self.members
 
-    def signature(self, l2_bytes: int) -> Signature:
-        return signature_of(self.func, self.members, l2_bytes=l2_bytes)
+    def signature(self, l2_bytes: int, cold: frozenset[int] | None = None) -> Signature:
+        return signature_of(self.func, self.members, l2_bytes=l2_bytes, cold=cold)
 
     def _parts(self, tile: Tile) -> list[Tile]:
         return _parted(tile, len(self.members))

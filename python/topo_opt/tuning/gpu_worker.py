@@ -26,6 +26,9 @@ _QUICK = (800.0, 5)
 """Microseconds that a graph of launches takes at least, and how often it is replayed."""
 _CAREFUL = (2500.0, 15)
 _MOST_LAUNCHES = 2000
+_HOST_US = 20.0
+"""Under this an eager launch may measure the host; the kernel is then taken to be as short as `_SHORT_US`."""
+_SHORT_US = 2.5
 
 
 class CudaLaunch:
@@ -79,11 +82,14 @@ class Cuda(Backend):
         if estimate > max(give_up_us, 200.0) and not careful:
             return estimate, False
         length, replays = _CAREFUL if careful else _QUICK
-        count = int(min(max(length / max(estimate, 1.0), len(launches), 4), _MOST_LAUNCHES))
+        shortest = _SHORT_US if estimate < _HOST_US else estimate
+        count = int(min(max(length / shortest, len(launches), 4), _MOST_LAUNCHES))
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for i in range(count):
-                launches[i % len(launches)]()
+        # Not torch.cuda.graph: it collects garbage first, which takes longer than the measurement.
+        graph.capture_begin()
+        for i in range(count):
+            launches[i % len(launches)]()
+        graph.capture_end()
         graph.replay()
         times = [self._elapsed_us(graph.replay) for _ in range(replays)]
         return statistics.median(times) / count, True

@@ -11,8 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch_mlir import ir
@@ -20,27 +19,14 @@ from torch_mlir import ir
 from topo_opt.codegen.triton import lower_kernel
 from topo_opt.codegen.triton.target import Target
 from topo_opt.errors import InputError, TopoError, UnsupportedError
-from topo_opt.estimate import work_of
 from topo_opt.topology import Device, load
 from topo_opt.tuning import prepared
+from topo_opt.tuning.gpu import find_gpu
 from topo_opt.tuning.prepared import add_arguments, describe, write_problems
 from topo_opt.tuning.search import Problem
 from topo_opt.tuning.settings import Settings
-from topo_opt.tuning.tuner import FindMeasurer, Subject, Tuned, find_gpu, problem_of, tune
-
-
-def subjects_of(module: ir.Operation, device: Device) -> list[Subject]:
-    """The kernels that plan functions call and for which there is code, in the order of the module; all where there are no such functions."""
-    functions = dict(_functions(module))
-    kernels = {s: f for s, f in functions.items() if "topo.kernel" in f.attributes}
-    plans = [f for f in functions.values() if "topo.function" in f.attributes]
-    launches = Counter(callee for f in plans for callee in _callees(f)) if plans else Counter(kernels)
-    target = Target.of(device)
-    return [
-        Subject(symbol, func, launches[symbol] * work_of(func).floor_ns(device))
-        for symbol, func in kernels.items()
-        if launches[symbol] and _has_code(func, target)
-    ]
+from topo_opt.tuning.subjects import Subject, subjects_of
+from topo_opt.tuning.tuner import FindMeasurer, Tuned, problem_of, tune
 
 
 def tune_module(
@@ -52,20 +38,16 @@ def tune_module(
         InputError: as `tuner.tune`.
     """
     with module.context, ir.Location.unknown():
-        return tune(subjects_of(module, device), device, settings, find=find)
+        return tune(_subjects(module, device), device, settings, find=find)
 
 
-def _functions(module: ir.Operation) -> Iterator[tuple[str, ir.Operation]]:
-    for view in module.regions[0].blocks[0].operations:
-        op = view.operation
-        if op.name == "func.func":
-            yield ir.StringAttr(op.attributes["sym_name"]).value, op
-
-
-def _callees(function: ir.Operation) -> Iterator[str]:
-    for view in function.regions[0].blocks[0].operations:
-        if view.operation.name == "func.call":
-            yield ir.FlatSymbolRefAttr(view.operation.attributes["callee"]).value
+def _subjects(module: ir.Operation, device: Device) -> list[Subject]:
+    target = Target.of(device)
+    kernels = [
+        v.operation for v in module.regions[0].blocks[0].operations if "topo.kernel" in v.operation.attributes
+    ]
+    with_code = [ir.StringAttr(f.attributes["sym_name"]).value for f in kernels if _has_code(f, target)]
+    return subjects_of(module, device, with_code)
 
 
 def _has_code(func: ir.Operation, target: Target) -> bool:
@@ -108,7 +90,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
     for name in arguments.inputs:
         module = _module(name)
         with module.context, ir.Location.unknown():
-            for subject in subjects_of(module.operation, device):
+            for subject in _subjects(module.operation, device):
                 problem = problem_of(subject, device)
                 # Equal kernels of several files are one problem; its candidates need the module.
                 problems.setdefault(problem.key.text, _with_code(problem))

@@ -16,7 +16,7 @@ from topo_opt.tuning.records import Tile
 from topo_opt.tuning.workers import LineProcess, Pool, WorkerDied
 
 START_S = 120.0
-ANSWER_S = 60.0
+ANSWER_S = 30.0
 _AHEAD = 3  # compiles a worker that wait beyond the one it does
 
 

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from torch_mlir import ir
-
 from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.triton.target import Target
 from topo_opt.errors import UnsupportedError
@@ -26,18 +24,10 @@ from topo_opt.tuning.records import DEPTHS, Choice, Entry, Tile
 from topo_opt.tuning.search import Problem
 from topo_opt.tuning.settings import Settings, device_id
 from topo_opt.tuning.settle import settle
+from topo_opt.tuning.subjects import Subject
 
 FindMeasurer = Callable[[Device], "tuple[Measurer | None, str]"]
 """Something that measures on a device, or None and why there is nothing."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A kernel to choose a tile for. `weight`: its part of the model's time."""
-
-    symbol: str
-    func: ir.Operation
-    weight: float = 1.0
 
 
 @dataclass
@@ -193,7 +183,7 @@ def _problem(opened: _Open, device: Device) -> Problem:
     # What other sizes or other versions suggest is tried right after the default.
     tiles = [own, opened.guess.tile, *opened.tiles[1:]]
     once = [t for i, t in enumerate(tiles) if dict(t) not in [dict(u) for u in tiles[:i]]]
-    case = Case(subject.symbol, form.signature(device.l2_bytes.value), form.lower(own))
+    case = Case(subject.symbol, form.signature(device.l2_bytes.value, subject.cold), form.lower(own))
     return Problem(subject.symbol, form.key, case, once, form.lower, subject.weight)
 
 
