@@ -180,6 +180,16 @@ class Function:
         )
         return made
 
+    def scatter(self, into: Named, value: Named, positions: Named) -> Named:
+        """`into[positions[i, 0], :] = value[i, :]`."""
+        made = self._new(into.shape, into.element)
+        self.lines.append(
+            f"{made.name} = tm_tensor.scatter {{dimension_map = array<i64: 0>}} unique_indices(false) ins({value.name}, {positions.name} : "
+            f"{value.type}, {positions.type}) outs({into.name} : {into.type}) {{\n"
+            f"^bb0(%u: {into.element}, %c: {into.element}):\ntm_tensor.yield %u : {into.element}\n}} -> {made.type}"
+        )
+        return made
+
     def text(
         self,
         results: Sequence[Named],

@@ -12,6 +12,7 @@ from topo_opt import dialects
 from topo_opt.codegen.triton import gemm_space
 from topo_opt.codegen.triton.gemm_tiles import default_tile
 from topo_opt.codegen.triton.kernel import Kernel
+from topo_opt.errors import UnsupportedError
 
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 
@@ -179,6 +180,56 @@ def test_dependent_launch_loads_nothing_that_may_be_written_before_the_wait(form
     assert "tl.load(in0 + " not in before and "tl.load(in3 + " not in before
     nothing = verify(f.text([result], TILES[form], immutable=[], pdl=True)).source.source
     assert "tl.load(" not in nothing.split("gdc_wait()\n")[0]
+
+
+@pytest.mark.parametrize("form", ["vector", "repeat", "loop", "split"])
+def test_everything_at_once(form):
+    """A sunk norm on integer weights, rotated, appended to a cache, launched dependently."""
+    f = Function()
+    m = ROWS[form]
+    x, q, s, w = (
+        f.argument((m, 200)),
+        f.argument((48, 200), "i8"),
+        f.argument((48,), "f32"),
+        f.argument((200,)),
+    )
+    cache, index = f.argument((m + 2, 3, 16)), f.argument((m,), "i64")
+    scale = reciprocal_root(f, f.mean_square(x))
+    code = ["%i = arith.sitofp {0} : i8 to f32", "%r = arith.mulf %i, {1} : f32"]
+    weights = f.demote(f.pointwise([(q, "d0, d1"), (s, "d0")], (48, 200), "f32", code))
+    product = f.contract(scaled(f, x, w), weights)
+    scaled_rows = f.pointwise(
+        [(product, "d0, d1"), (scale, "d0")], product.shape, "f32", ["%r = arith.mulf {0}, {1} : f32"]
+    )
+    result = f.update(cache, rotated(f, scaled_rows, 3, False, True), index, 0)
+    text = f.text([result], TILES[form], [[0, 4]], parts=2, period=8, immutable=[1, 2, 3], pdl=True)
+    before, _ = verify(text).source.source.split("gdc_wait()\n")
+    assert "tl.load(in1 + " in before and "in0" not in before.split("):")[1]
+
+
+@pytest.mark.parametrize("form", ["vector", "split"])
+def test_scattered_rows(form):
+    f = Function()
+    m = ROWS[form]
+    x, w, into, index = (
+        f.argument((m, 200)),
+        f.argument((24, 200)),
+        f.argument((m + 2, 24)),
+        f.argument((m,), "i64"),
+    )
+    positions = f.expand(index, (m, 1), "[[0, 1]]")
+    positions = f.pointwise([(positions, "d0, d1")], (m, 1), "i32", ["%r = arith.trunci {0} : i64 to i32"])
+    result = f.scatter(into, f.demote(f.contract(x, w)), positions)
+    verify(f.text([result], TILES[form], [[0, 2]]))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_results_that_no_tile_covers_are_refused(form):
+    f = Function()
+    x, w = f.argument((ROWS[form], 200)), f.argument((24, 200))
+    product = f.demote(f.contract(x, w))
+    with pytest.raises(UnsupportedError, match="one-to-one"):
+        verify(f.text([f.slice(product, (0, 4), (ROWS[form], 8))], TILES[form]))
 
 
 def sample(m: int, n: int, k: int, transposed: bool = True) -> str:

@@ -5,7 +5,8 @@
 
 * `m`, `n`, `k`, `group`, `warps`, `stages`: matrix form (`gemm_matrix`), tensor cores, one tile of the result a program;
 * `split`, `n`, `k`, `warps`, `stages`: skinny form (`gemm_skinny`), few rows beside many weights;
-* `n`, `k`, `warps`: vector form (`gemm_vector`), very few rows, weights streamed through registers.
+* `n`, `k`, `warps`, `repeat` (blocks of columns a program, 1): vector form (`gemm_vector`), very few rows, weights streamed
+  through registers.
 """
 
 from __future__ import annotations

@@ -327,6 +327,11 @@ class Gemm:
         guard = " & ".join(write.tests) or None
         self.emitter.store_scalar(pointer, write.value, where, info.element, axes, shape, guard)
 
+    def store_all(self, places: Sequence[Place], axes: Sequence[str], shape: str) -> None:
+        """As `store`, for all places of a block."""
+        for place in places:
+            self.store(place, axes, shape)
+
     def source(
         self,
         blocks: dict[str, int],

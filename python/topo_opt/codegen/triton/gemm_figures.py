@@ -67,7 +67,7 @@ class _Probe(Gemm):
         m, n, k = symbol("m", self.m), symbol("n", self.columns), symbol("k", self.k)
         places = self.places(m, n)
         self.check_coverage(places, self.batch * self.m * self.columns)
-        needs = self.emitter.rehearse(lambda: [self.store(p, ("m", "n"), "") for p in places])
+        needs = self.emitter.rehearse(lambda: self.store_all(places, ("m", "n"), ""))
         products = [self.accumulator(r, [m]) for r in needs.reductions if self.is_product(r)]
         beside = [r for r in needs.reductions if not self.is_product(r)]
         right = self.emitter.rehearse(lambda: [self.operand(a, "right", k) for a in products])

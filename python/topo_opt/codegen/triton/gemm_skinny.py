@@ -239,8 +239,7 @@ class Skinny(Gemm):
     # -- results ----------------------------------------------------------------------------------------------------
 
     def _store(self, places: Sequence[Place]) -> None:
-        for place in places:
-            self.store(place, ("n", "m"), _TILE)
+        self.store_all(places, ("n", "m"), _TILE)
 
     def _finish(self, places: Sequence[Place]) -> None:
         for accumulator in self._accumulators:

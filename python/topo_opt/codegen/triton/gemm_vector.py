@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.triton.contraction import VECTOR_ROWS
@@ -168,7 +169,7 @@ class Vector(Gemm):
         steps = [(c, b) for c in columns for b in blocks][: self._ahead]
         early = [load for c, b in steps for load in self._weights(c, b)]
         rows = self.emitter.rehearse(lambda: [self._factors(c, b.k) for c, b in steps]).loads
-        late = self.emitter.rehearse(lambda: [self._store(c) for c in columns]).loads
+        late = self.emitter.rehearse(lambda: self._store(*columns)).loads
         if self.pdl:
             fixed = self.immutable
             self.load_now([load for load in (*early, *rows, *late) if load[0] in fixed])
@@ -200,8 +201,11 @@ class Vector(Gemm):
                 self._start(self._name(accumulator.request), "tl.zeros((BLOCK_N, BLOCK_K), tl.float32)")
             if found is columns[0]:
                 self._start_statistics(self._beside)
-            self._groups(lambda blocks, c=found: self._steps([(c, b) for b in blocks], lambda c, b: None))
+            self._groups(partial(self._products, found))
             self._finish(found)
+
+    def _products(self, columns: _Columns, blocks: Sequence[_Block]) -> None:
+        self._steps([(columns, b) for b in blocks], lambda c, b: None)
 
     def _steps(
         self, steps: Sequence[tuple[_Columns, _Block]], after: Callable[[_Columns, _Block], None]
@@ -232,9 +236,9 @@ class Vector(Gemm):
                 self._seed(statistic)
         self._store(columns)
 
-    def _store(self, columns: _Columns) -> None:
-        for place in columns.places:
-            self.store(place, (columns.axis,), "(BLOCK_N, 1)")
+    def _store(self, *columns: _Columns) -> None:
+        for block in columns:
+            self.store_all(block.places, (block.axis,), "(BLOCK_N, 1)")
 
     # -- accumulators -----------------------------------------------------------------------------------------------
 
