@@ -16,9 +16,12 @@ from topo_opt.passes.base import Pass
 from topo_opt.passes.schedule import fusion_graph
 from topo_opt.passes.schedule.fusion_graph import FusionGraph
 from topo_opt.passes.schedule.outline import Group, Outliner, clone_nodes, closure, results_of
+from topo_opt.passes.schedule.places import Place, find_place
 from topo_opt.passes.schedule.roles import Role, Roles, assign_roles, kind_of, memory_operands
+from topo_opt.passes.schedule.row_factors import affine_map
 from topo_opt.sim import Kind, Rules
 from topo_opt.structured.graph import Graph, Node, read
+from topo_opt.structured.index import symbol
 
 FAMILIES = {
     Kind.POINTWISE: "loops",
@@ -87,7 +90,7 @@ class FormKernels(Pass):
         for nodes in groups.values():
             if is_legal(roles, nodes, users, outliner):
                 yield nodes
-            elif len(rules) == 1 or not any(kind_of(roles.graph, n) is Kind.CONTRACTION for n in nodes):
+            elif len(rules) == 1:
                 yield from ([n] for n in nodes)
             else:
                 yield from self._fused(roles, arrays.part(nodes), users, outliner, rules[1:])
@@ -113,12 +116,13 @@ def anchor_of(graph: Graph, nodes: Sequence[Node]) -> tuple[Kind, Node]:
     raise UnsupportedError(f"{nodes[0].name} can't be part of a kernel")
 
 
-def attributes_of(graph: Graph, nodes: Sequence[Node], results: Sequence[int]) -> dict[str, ir.Attribute]:
+def attributes_of(roles: Roles, nodes: Sequence[Node], results: Sequence[int]) -> dict[str, ir.Attribute]:
     """The `topo.kernel` dictionary of a group."""
+    graph = roles.graph
     kind, anchor = anchor_of(graph, nodes)
     attributes: dict[str, ir.Attribute] = {"family": ir.StringAttr.get(FAMILIES[kind])}
     if kind is Kind.REDUCTION:
-        attributes |= _reduction_space(graph, anchor)
+        attributes |= _reduction_space(roles, nodes, anchor, results)
     elif kind is Kind.POINTWISE:
         shape = list(graph.values[results[0]].shape or ())
         attributes |= _space(shape, [], shape, ir.AffineMap.get_identity(len(shape)))
@@ -131,7 +135,7 @@ def _column_parts(graph: Graph, nodes: Sequence[Node]) -> dict[str, ir.Attribute
     """How a tile walks the columns so that a rotation finds both its halves; empty without a rotation."""
     for node in nodes:
         if node.name == "topo.rotate_half":
-            size = (graph.values[node.results[0]].shape or ())[-1]
+            *_, size = graph.values[node.results[0]].shape or (2,)
             period = 1 if ir.BoolAttr(node.op.attributes["interleaved"]).value else size // 2
             i64 = ir.IntegerType.get_signless(64)
             return {"parts": ir.IntegerAttr.get(i64, 2), "period": ir.IntegerAttr.get(i64, period)}
@@ -149,19 +153,31 @@ def _space(
     }
 
 
-def _reduction_space(graph: Graph, node: Node) -> dict[str, ir.Attribute]:
-    """Rows and columns of a reduction; `full_map` maps them to the operand that spans both."""
+def _reduction_space(
+    roles: Roles, nodes: Sequence[Node], node: Node, results: Sequence[int]
+) -> dict[str, ir.Attribute]:
+    """Rows and columns of a reduction; `full_map` maps them to a tensor that spans both: a result, else the operand."""
+    graph = roles.graph
     kept = [d for d in node.output_map(0).positions() if d is not None]
     reduced = [d for d, r in enumerate(node.reduction) if r]
     rows, cols = [node.domain[d] for d in kept], [node.domain[d] for d in reduced]
-    place = {d: ir.AffineDimExpr.get(i) for i, d in enumerate(kept + reduced)}
+    dims = {f"d{d}": i for i, d in enumerate(kept + reduced)}
     for operand, index_map in zip(node.operands[: node.inputs], node.maps):
         shape = graph.values[operand].shape or ()
         if prod(shape) == prod(rows) * prod(cols) and index_map.is_projected_permutation:
-            zero = ir.AffineConstantExpr.get(0)
-            results = [zero if p is None else place[p] for p in index_map.positions()]
-            return _space(rows, cols, shape, ir.AffineMap.get(len(place), 0, results))
-    return _space(rows, cols, rows + cols, ir.AffineMap.get_identity(len(place)))
+            indices = index_map.apply([symbol(f"d{d}", size) for d, size in enumerate(node.domain)])
+            full = next((r for r in results if _is_transposed(graph.values[r].shape or (), shape)), None)
+            if full is not None:
+                place = find_place(roles, nodes, Place(operand, tuple(indices)), full)
+                if place is not None:
+                    shape, indices = graph.values[full].shape or (), list(place)
+            return _space(rows, cols, shape, affine_map(indices, dims, len(dims)))
+    return _space(rows, cols, rows + cols, ir.AffineMap.get_identity(len(dims)))
+
+
+def _is_transposed(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether a shape of as many elements has its dimensions in another order."""
+    return prod(shape) == prod(other) and [s for s in shape if s > 1] != [s for s in other if s > 1]
 
 
 def is_legal(roles: Roles, nodes: list[Node], users: Sequence[Sequence[int]], outliner: Outliner) -> bool:
@@ -172,7 +188,7 @@ def is_legal(roles: Roles, nodes: list[Node], users: Sequence[Sequence[int]], ou
     if not results or all(roles.graph.values[r].numel == 0 for r in results):
         return True
     _, inputs = closure(roles, nodes)
-    group = Group(tuple(nodes), attributes_of(roles.graph, nodes, results))
+    group = Group(tuple(nodes), attributes_of(roles, nodes, results))
     return outliner.lowers(roles, group, inputs, results)
 
 
@@ -214,7 +230,7 @@ def rebuild(roles: Roles, groups: list[list[Node]], outliner: Outliner) -> None:
                     continue
                 _, inputs = closure(roles, nodes)
                 name = outliner.make(
-                    roles, Group(tuple(nodes), attributes_of(graph, nodes, results)), inputs, results
+                    roles, Group(tuple(nodes), attributes_of(roles, nodes, results)), inputs, results
                 )
                 operands = [materialise(v) for v in inputs]
                 key = (name, tuple(hash(o) for o in operands))

@@ -190,6 +190,22 @@ def affine_map(indices: Sequence[Expr], dims: Mapping[str, int], count: int) -> 
     return ir.AffineMap.get(count, 0, [expression(i) for i in indices])
 
 
+def is_cheap(roles: Roles, value: int, limit: int, depth: int = 8) -> bool:
+    """Whether a value is made from arguments by at most `depth` element-wise ops on no more than `limit` elements: `1 + w`."""
+    graph = roles.graph
+    node = graph.producer(value)
+    if node is None:
+        return True
+    gathers = node.is_loop_nest and any(
+        graph.values[o].shape is not None for o in node.operands[len(node.maps) :]
+    )
+    if depth == 0 or node.has_reduction or gathers or graph.values[value].numel > limit:
+        return False
+    if roles.of(node) is Role.COMPUTE and node.name not in ("linalg.generic", "topo.demote"):
+        return False
+    return all(is_cheap(roles, o, limit, depth - 1) for o in node.operands)
+
+
 @dataclass
 class Slices:
     """What a row scale is computed from: which nodes may be computed again beside a contraction.

@@ -11,7 +11,8 @@ from topo_opt.codegen.triton.contraction import SMALL_ROWS, analyse
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.base import Pass
 from topo_opt.passes.schedule.roles import Roles, assign_roles, is_matrix_product
-from topo_opt.passes.schedule.row_factors import Factors, Product, Slices, affine_map
+from topo_opt.passes.schedule.row_factors import Factors, Product, Slices, affine_map, is_cheap
+from topo_opt.structured.access import VIEWS
 from topo_opt.structured.graph import Graph, Node, read
 
 _NARROW_RANGE = "f16"
@@ -91,67 +92,71 @@ def _accepted(
     roles: Roles, users: Sequence[Sequence[int]], products: list[Product]
 ) -> tuple[list[Product], frozenset[int]]:
     """The products to rewrite, and the nodes that nothing needs afterwards."""
+    products = [p for p in products if not _follows_norm(roles, users, p)]
     while True:
         dead = _dead(roles, users, products)
-        normalised = _normalised(roles.graph, dead)
-        kept = [p for p in products if _pays(roles, p, dead, normalised)]
+        kept = [p for p in products if _pays(roles, p, dead)]
         if len(kept) == len(products):
             return products, dead
         products = kept
 
 
 def _dead(roles: Roles, users: Sequence[Sequence[int]], products: Sequence[Product]) -> frozenset[int]:
-    """Nodes whose only readers, directly or not, are the left operands of the products."""
+    """Nodes whose only readers, directly or not, are the scaled operands of the products."""
     graph = roles.graph
     operand_of = {p.contraction.node.id: p.contraction.operand("left")[1] for p in products}
+    alive = roles.in_memory.union(v for p in products for v in _kept(roles, p))
     dead: set[int] = set()
     for node in reversed(graph.nodes):
-        if (
-            node.id in operand_of
-            or node.name == "func.call"
-            or any(r in roles.in_memory for r in node.results)
-        ):
+        if node.id in operand_of or node.name == "func.call" or not alive.isdisjoint(node.results):
             continue
-        readers = [(v, u) for v in node.results for u in users[v]]
+        readers = [(v, graph.nodes[u]) for v in node.results for u in users[v]]
         if readers and all(
-            u in dead or (operand_of.get(u) == v and _reads_once(graph, u, v)) for v, u in readers
+            u.id in dead or (operand_of.get(u.id) == v and u.operands.count(v) == 1) for v, u in readers
         ):
             dead.add(node.id)
     return frozenset(dead)
 
 
-def _reads_once(graph: Graph, node: int, value: int) -> bool:
-    return graph.nodes[node].operands.count(value) == 1
-
-
-def _pays(roles: Roles, product: Product, dead: frozenset[int], normalised: frozenset[int]) -> bool:
-    """Whether the scaled value goes away with the rewrite and what remains needs no kernel of its own."""
+def _follows_norm(roles: Roles, users: Sequence[Sequence[int]], product: Product) -> bool:
+    """Whether what remains comes out of a kernel that reduces rows: the norm is better off in there, in the same pass."""
     graph = roles.graph
-    if not product.scaled <= dead or any(f.value in normalised for f in product.rest):
+    batch, m, _, _ = product.contraction.counts
+    waiting, seen = list(_kept(roles, product)), set()
+    while waiting:
+        value = waiting.pop()
+        node = graph.producer(value)
+        if node is None or value in seen or node.name == "linalg.contract":
+            continue
+        seen.add(value)
+        if node.has_reduction:
+            return True
+        if node.name in VIEWS or node.is_loop_nest:
+            # Beyond what several ops read is another kernel, unless it is only a number a row.
+            waiting.extend(
+                o for o in node.operands if len(users[o]) == 1 or graph.values[o].numel <= batch * m
+            )
+    return False
+
+
+def _pays(roles: Roles, product: Product, dead: frozenset[int]) -> bool:
+    """Whether the scaled value goes away with the rewrite, and the scale becomes part of the kernel."""
+    if not product.scaled <= dead:
         return False
     slices = _slices(roles, product, dead)
-    return all(
-        slices.repeats(f.value) or (p := graph.producer(f.value)) is None or p.id not in dead
-        for f in product.scales
-    )
-
-
-def _normalised(graph: Graph, dead: frozenset[int]) -> frozenset[int]:
-    """Values that go away with the rewrite and that a reduction has a part in, with pointwise ops after it at most."""
-    found: set[int] = set()
-    for node in graph.nodes:
-        if node.id not in dead or node.name == "linalg.contract":
-            continue
-        if node.has_reduction or any(o in found for o in node.operands):
-            found.update(node.results)
-    return frozenset(found)
+    producers = {f.value: roles.graph.producer(f.value) for f in product.scales}
+    return all(slices.repeats(v) or p is None or p.id not in dead for v, p in producers.items())
 
 
 def _slices(roles: Roles, product: Product, dead: frozenset[int]) -> Slices:
-    batch, m, _, k = product.contraction.counts
-    # What has no more elements than a row, such as `1 + w`, costs nothing to compute again.
-    stops = frozenset(f.value for f in product.rest if roles.graph.values[f.value].numel > k)
-    return Slices(roles, dead, stops, batch * m)
+    batch, m, _, _ = product.contraction.counts
+    return Slices(roles, dead, frozenset(_kept(roles, product)), batch * m)
+
+
+def _kept(roles: Roles, product: Product) -> list[int]:
+    """What remains of the operand and must be in memory: what costs nothing is computed again for each contraction."""
+    k = product.contraction.counts[3]
+    return [f.value for f in product.rest if not is_cheap(roles, f.value, k)]
 
 
 def _rewrite(roles: Roles, product: Product, dead: frozenset[int]) -> None:

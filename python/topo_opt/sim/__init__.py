@@ -46,7 +46,7 @@ class Alignment(IntEnum):
 
 
 class Rules(IntFlag):
-    """What may join a contraction besides its pointwise epilogue."""
+    """What may join a contraction besides its pointwise epilogue, or a reduction besides ops on the same rows."""
 
     NONE = 0
     PROLOGUE = 1
@@ -59,7 +59,9 @@ class Rules(IntFlag):
     """Readers at the partner of a rotation."""
     UPDATE = 16
     """The indexed update that stores its result."""
-    ALL = 31
+    TRANSPOSED = 32
+    """What reads the rows of a reduction in another order, where all its readers do."""
+    ALL = 63
 
 
 Node = tuple[int, int, int, int, int, int, int, int, int, int]

@@ -18,7 +18,7 @@ namespace {
 // The same numbers as in sim/__init__.py.
 enum Kind : int { kPointwise = 0, kReduction = 1, kContraction = 2, kAttention = 3, kUpdate = 4, kScan = 5, kFixed = 6 };
 enum Alignment : int { kSame = 0, kPermuted = 1, kOther = 2, kPaired = 3, kLeft = 4, kRight = 5, kRow = 6 };
-enum Rule : int { kPrologue = 1, kStatistic = 2, kProducts = 4, kRotation = 8, kAppend = 16 };
+enum Rule : int { kPrologue = 1, kStatistic = 2, kProducts = 4, kRotation = 8, kAppend = 16, kTransposed = 32 };
 
 // Products of so many rows m wait for their weights, so that work on the other operand is free.
 constexpr int64_t kSmallRows = 64;
@@ -30,6 +30,8 @@ constexpr int kMaxProducts = 2, kMaxSmallProducts = 4;
 constexpr size_t kMaxRegion = 64;
 // Element-wise ops between a reduction and the product that it scales.
 constexpr int kMaxSteps = 16;
+// Fewer scalar ops than one math function: computing them again is cheaper than the load they replace.
+constexpr int64_t kTrivialCost = 8;
 
 struct Node {
   int kind;
@@ -191,10 +193,10 @@ class Clustering {
       // A rotation computes its operand a second time, at the partner.
       if (c.kind == kPointwise && r.near && p.rows == c.rows && 2 * cost(a) <= recompute_ && converges(a)) return true;
       // Recomputing a cheap producer where it is read costs less than a trip through memory.
-      const bool cheap = cost(a) * std::max<int64_t>(1, full / std::max<int64_t>(1, p.rows)) <= recompute_;
-      return r.only_user && cheap;
+      return r.only_user && is_cheap(a, full);
     }
     if (p.kind == kReduction) {
+      if (c.kind == kPointwise && c.rows == p.rows * p.cols && r.near && allows(kTransposed) && converges(a)) return true;
       if (c.kind == kPointwise) return (r.all_same && c.rows == p.rows) || (r.rows && c.rows == p.rows * p.cols);
       return c.kind == kReduction && r.rows && c.rows == p.rows && c.cols == p.cols && c.order == p.order;
     }
@@ -215,7 +217,7 @@ class Clustering {
         if (r.left) return small;
         if (r.right) return small || bytes_read(a) < r.bytes;
         if (r.operand) return false;
-        return (r.permuted && p.rows == c.rows) || cost(a) * std::max<int64_t>(1, c.rows / std::max<int64_t>(1, p.rows)) <= recompute_;
+        return (r.permuted && p.rows == c.rows) || is_cheap(a, c.rows);
       case kReduction:
         if (!allows(kStatistic) || !small || p.rows != c.height || p.cols != c.cols) return false;
         return r.left ? m <= kVectorRows && cost(a) <= recompute_ : !r.operand;
@@ -305,7 +307,8 @@ class Clustering {
   // Whether all readers of a cluster meet in one node, with nothing but its element-wise epilogue in between: then its
   // result need not exist in memory.
   bool converges(int a) {
-    const int64_t rows = clusters_[a].rows;
+    const Cluster &whole = clusters_[a];
+    const int64_t rows = whole.kind == kReduction ? whole.rows * whole.cols : whole.rows;
     std::set<int> pending;
     auto follow = [&](int node, int from) {
       if (nodes_[node].held) return false;
@@ -332,6 +335,12 @@ class Clustering {
       region.insert(node);
     }
     return pending.size() == 1;
+  }
+
+  // Whether a cluster may be computed again by each of the `elements` that read it.
+  bool is_cheap(int a, int64_t elements) {
+    const int64_t each = cost(a), times = std::max<int64_t>(1, elements / std::max<int64_t>(1, clusters_[a].rows));
+    return each < kTrivialCost || each * times <= recompute_;
   }
 
   int64_t cost(int a) {
