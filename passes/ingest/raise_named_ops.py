@@ -21,7 +21,7 @@ class RaiseNamedOps(Pass):
     |---|---|
     | `torch.topo.demote(x, dtype)` | `topo.demote` |
     | `torch.topo.contract(a, b, "mk,nk->mn", dtype)` | `linalg.contract` into a `linalg.fill` of zero |
-    | `torch.topo.attention(q, k, v, mask, scale, causal)` | `topo.attention` |
+    | `torch.topo.attention(q, k, v, mask, scale, causal, softcap)` | `topo.attention` |
     | `torch.topo.index_update(dest, source, index, dim)` | `topo.index_update` |
     | `torch.topo.top_k(x, k, largest)` | `topo.top_k` |
     | `torch.topo.grouped_product(x, weights, group)` | `topo.grouped_product` |
@@ -81,13 +81,15 @@ class _Raiser:
         return [linalg.contract(a, b, outs=[init], indexing_maps=ir.ArrayAttr.get(maps))]
 
     def _attention(self, op: ir.Operation, types: list[ir.Type]) -> list[ir.Value]:
-        q, k, v, mask, scale, causal = op.operands
+        q, k, v, mask, scale, causal, softcap = op.operands
         masks = [] if str(mask.type) == "!torch.none" else [_tensor(mask)]
         attributes = {
             "scale": ir.FloatAttr.get(ir.F64Type.get(), _constant(scale).value),
             "causal": ir.BoolAttr.get(bool(_constant(causal).value)),
             "operandSegmentSizes": ir.DenseI32ArrayAttr.get([1, 1, 1, len(masks), 0]),
         }
+        if cap := _constant(softcap).value:
+            attributes["softcap"] = ir.FloatAttr.get(ir.F64Type.get(), cap)
         return list(
             _create("topo.attention", types, [_tensor(q), _tensor(k), _tensor(v), *masks], attributes).results
         )

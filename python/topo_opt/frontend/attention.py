@@ -23,10 +23,14 @@ def attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    softcap: float | None = None,
 ) -> fx.Node:
     """The attention of `q` [..., M, D], `k` [..., N, D], `v` [..., N, E], and a mask that broadcasts to [..., M, N].
 
     Leading dims are folded to two (batch, heads); `k` and `v` may have fewer heads (`enable_gqa`) and broadcast otherwise.
+
+    Args:
+        softcap: c of `c * tanh(s / c)`, which scores are limited by before the mask; None for no limit.
     """
     q_shape, k_shape, v_shape = (tuple(n.meta["val"].shape) for n in (q, k, v))
     lead = _lead(q_shape, k_shape, v_shape, enable_gqa)
@@ -44,7 +48,7 @@ def attention(
     with b.mode:
         value = torch.empty(batch, heads, m, width, dtype=q.meta["val"].dtype, device=q.meta["val"].device)
     factor = 1.0 / math.sqrt(q_shape[-1]) if scale is None else float(scale)
-    result = b.call(ATTENTION, (*operands, mask, factor, causal), {}, value)
+    result = b.call(ATTENTION, (*operands, mask, factor, causal, softcap or 0.0), {}, value)
     return result if len(lead) == 2 else b.emit(aten.reshape.default, result, [*lead, m, width])
 
 

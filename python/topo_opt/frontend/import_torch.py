@@ -26,7 +26,7 @@ def import_graph(
 
     Args:
         signature: describes the function's arguments and results.
-        attributes: of the function, by name: text or a dictionary of integers.
+        attributes: of the function, by name: text, a dictionary of integers, or a tuple of texts.
 
     Raises:
         ImportFailure: a node that the importer refuses.
@@ -119,5 +119,7 @@ def _described(record: InputRecord | OutputRecord) -> ir.DictAttr:
 def _attribute(value: Any) -> ir.Attribute:
     if isinstance(value, str):
         return ir.StringAttr.get(value)
+    if isinstance(value, tuple):
+        return ir.ArrayAttr.get([ir.StringAttr.get(v) for v in value])
     i64 = ir.IntegerType.get_signless(64)
     return ir.DictAttr.get({k: ir.IntegerAttr.get(i64, v) for k, v in value.items()})

@@ -10,6 +10,7 @@ from torch import fx
 from torch.utils._pytree import tree_flatten
 
 from topo_opt.errors import Remark
+from topo_opt.frontend import attention_patterns
 from topo_opt.frontend.aten_export import call_template, source_line
 from topo_opt.frontend.attention import attention
 from topo_opt.frontend.contractions import CONTRACTIONS
@@ -42,6 +43,8 @@ class LegalGraph:
 
     graph: fx.Graph
     remarks: tuple[Remark, ...]
+    misses: tuple[str, ...] = ()
+    """Attention that was not recognised: the reason, and where it stands in the model."""
 
 
 # Rules that take the arguments of the op as they are; a wide result is narrowed to the op's type.
@@ -63,6 +66,7 @@ def legalize(program: FxProgram, extern: Mapping[str, str]) -> LegalGraph:
     env: dict[fx.Node, Argument] = {}
     remarks = []
     experts = find_experts(program.graph, extern)
+    attentions = attention_patterns.find(program.graph, extern)
     for node in program.graph.nodes:
         if node.op == "placeholder":
             env[node] = b.placeholder(node.name, node.meta["val"])
@@ -71,6 +75,9 @@ def legalize(program: FxProgram, extern: Mapping[str, str]) -> LegalGraph:
             b.graph.output(tuple(values))
         elif node in experts.dropped:
             continue
+        elif node in attentions.found:
+            with b.at(node):
+                env[node] = attention_patterns.lower(b, node, env, attentions.found[node])
         elif node in experts.rules:
             with b.at(node):
                 env[node] = experts.rules[node](b, node, env)
@@ -84,7 +91,8 @@ def legalize(program: FxProgram, extern: Mapping[str, str]) -> LegalGraph:
             with b.at(node):
                 env[node] = _lower(b, node, env)
     b.graph.eliminate_dead_code()
-    return LegalGraph(b.graph, tuple(remarks))
+    misses = tuple(f"{reason} ({source_line(n) or n.name})" for n, reason in attentions.misses.items())
+    return LegalGraph(b.graph, tuple(remarks), misses)
 
 
 def _lower(b: GraphBuilder, node: fx.Node, env: Mapping[fx.Node, Argument]) -> Argument:

@@ -93,6 +93,8 @@ def _attempt(
     enter = on_stage or (lambda symbol, stage: None)
     enter(symbol, "legalize")
     legal = legalize(program, extern)
+    if legal.misses:
+        attributes = {**attributes, "topo.missed": legal.misses}
     try:
         enter(symbol, "import")
         module = import_graph(context, legal.graph, symbol, program.signature, attributes)

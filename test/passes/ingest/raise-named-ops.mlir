@@ -37,14 +37,15 @@ func.func @left(%a: !torch.vtensor<[4],ui8>) -> (!torch.vtensor<[4],si64>, !torc
 // -----
 
 // CHECK-LABEL: func.func @attention_and_update
-// CHECK: "topo.attention"(%{{.*}}) {causal = true, operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>, scale = 5.000000e-01 : f64}
+// CHECK: "topo.attention"(%{{.*}}) {causal = true, operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>, scale = 5.000000e-01 : f64, softcap = 3.000000e+01 : f64}
 // CHECK: "topo.index_update"(%{{.*}}) {dim = 2 : i64}
 func.func @attention_and_update(%q: !torch.vtensor<[1,2,3,4],f32>, %i: !torch.vtensor<[3],si64>) -> !torch.vtensor<[1,2,3,4],f32> {
   %none = torch.constant.none
   %scale = torch.constant.float 5.000000e-01
   %true = torch.constant.bool true
   %dim = torch.constant.int 2
-  %0 = torch.operator "torch.topo.attention"(%q, %q, %q, %none, %scale, %true) : (!torch.vtensor<[1,2,3,4],f32>, !torch.vtensor<[1,2,3,4],f32>, !torch.vtensor<[1,2,3,4],f32>, !torch.none, !torch.float, !torch.bool) -> !torch.vtensor<[1,2,3,4],f32>
+  %cap = torch.constant.float 3.000000e+01
+  %0 = torch.operator "torch.topo.attention"(%q, %q, %q, %none, %scale, %true, %cap) : (!torch.vtensor<[1,2,3,4],f32>, !torch.vtensor<[1,2,3,4],f32>, !torch.vtensor<[1,2,3,4],f32>, !torch.none, !torch.float, !torch.bool, !torch.float) -> !torch.vtensor<[1,2,3,4],f32>
   %1 = torch.operator "torch.topo.index_update"(%q, %0, %i, %dim) : (!torch.vtensor<[1,2,3,4],f32>, !torch.vtensor<[1,2,3,4],f32>, !torch.vtensor<[3],si64>, !torch.int) -> !torch.vtensor<[1,2,3,4],f32>
   return %1 : !torch.vtensor<[1,2,3,4],f32>
 }
