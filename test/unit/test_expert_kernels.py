@@ -53,10 +53,7 @@ def run_single(
     with module.context, ir.Location.unknown():
         (function,) = kernel_functions(module)
         if tile is not None:
-            i64 = ir.IntegerType.get_signless(64)
-            entries = {n.name: n.attr for n in ir.DictAttr(function.attributes["topo.kernel"])}
-            entries["tile"] = ir.DictAttr.get({k: ir.IntegerAttr.get(i64, v) for k, v in tile.items()})
-            function.attributes["topo.kernel"] = ir.DictAttr.get(entries)
+            set_tile(function, tile)
         source = lower_kernel(function, Target())
         expected = reference.run(module, source.name, [i.clone() for i in inputs])
         results = [torch.full_like(e, 77) for e in expected]
@@ -178,7 +175,14 @@ def product_text(
     }}"""
 
 
-def check_products(text: str, groups: int, element: str) -> list[str]:
+def set_tile(function: ir.Operation, tile: dict[str, int]) -> None:
+    i64 = ir.IntegerType.get_signless(64)
+    entries = {n.name: n.attr for n in ir.DictAttr(function.attributes["topo.kernel"])}
+    entries["tile"] = ir.DictAttr.get({k: ir.IntegerAttr.get(i64, v) for k, v in tile.items()})
+    function.attributes["topo.kernel"] = ir.DictAttr.get(entries)
+
+
+def check_products(text: str, groups: int, element: str, tile: dict[str, int] | None = None) -> list[str]:
     """Runs the plan of a module kernel by kernel; returns the sources of the grouped products."""
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[element]
     module = kernels_of(text)
@@ -198,6 +202,9 @@ def check_products(text: str, groups: int, element: str) -> list[str]:
         (expected,) = reference.run(module, "main", [i.clone() for i in inputs])
         values = dict(zip(map(hash, main.regions[0].blocks[0].arguments), inputs))
         functions = {ir.StringAttr(k.attributes["sym_name"]).value: k for k in kernel_functions(module)}
+        for kernel in functions.values() if tile else ():
+            if "experts" in str(kernel.attributes["topo.kernel"]):
+                set_tile(kernel, tile)
         sources = []
         for view in main.regions[0].blocks[0].operations:
             op = view.operation
@@ -222,6 +229,15 @@ def test_sorted_rows_with_gate_and_up(element, layout):
     (source,) = check_products(text, 5, element)
     assert source.count("tl.dot") == 2 and "if expert < 5" in source
     assert families(kernels_of(text)) == ["group_rows", "experts"]
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+@pytest.mark.parametrize("swap", [0, 1])
+@pytest.mark.parametrize("tma", [0, 1])
+def test_every_form_of_a_tile(layout, swap, tma):
+    tile = {"m": 16, "n": 32, "k": 16, "swap": swap, "warps": 4, "stages": 2, "tma": tma}
+    (source,) = check_products(product_text(20, 2, 40, 40, 3, "bf16", layout), 3, "bf16", tile)
+    assert ("weights1.load" in source) == bool(tma)
 
 
 def test_more_rows_a_group_than_a_block():

@@ -3,16 +3,18 @@
 How many rows a group has is known on the device only. The grid covers the most blocks that there can be; a program finds its
 group by counting the blocks of the groups before it, and those past the last block do nothing. Rows are gathered in the
 load of x and written back where they came from. With few rows a group (`swap`) the weights are the first operand of the
-product, whose side tensor cores want long.
+product, whose side tensor cores want long. With `tma` the hardware copies blocks of the weights.
 """
 
 from __future__ import annotations
 
 from topo_opt.codegen.kernel_source import KernelSource
+from topo_opt.codegen.triton.attention_descriptors import Descriptor, find
 from topo_opt.codegen.triton.emit import Axis
 from topo_opt.codegen.triton.grouped_base import Experts
 from topo_opt.codegen.triton.kernel import next_power_of_two
-from topo_opt.structured.index import opaque, symbol
+from topo_opt.errors import UnsupportedError
+from topo_opt.structured.index import Expr, opaque, symbol
 
 
 def most_blocks(rows: int, groups: int, block: int) -> int:
@@ -74,9 +76,13 @@ class GroupedMatrix(Experts):
         line(f"row = start + tl.arange(0, BLOCK_M){down}")
         line("row_mask = row < end")
         line(f"a = tl.load({order} + row, mask=row_mask, other=0){self.cast}")
-        self.define("n", f"pid % {column_blocks} * BLOCK_N + tl.arange(0, BLOCK_N){across}")
+        line(f"n0 = pid % {column_blocks} * BLOCK_N")
+        self.define("n", f"n0 + tl.arange(0, BLOCK_N){across}")
         a = opaque("a", 0, problem.rows - 1, frozenset({"row"}))
         columns = self.columns_asked(a)
+        described = (
+            [self._describe(column, i) for i, column in enumerate(columns)] if self.tile.get("tma", 0) else []
+        )
         names = [f"acc{i}" for i in range(len(columns))]
         shape = "(BLOCK_N, BLOCK_M)" if self.swapped else "(BLOCK_M, BLOCK_N)"
         for name in names:
@@ -88,11 +94,38 @@ class GroupedMatrix(Experts):
         )  # fmt: skip
         with self.emitter.scope(f"for k0 in range(0, {problem.inner}, BLOCK_K):"):
             self.define("kx", f"k0 + tl.arange(0, BLOCK_K){across}")
-            self.define("kw", f"k0 + tl.arange(0, BLOCK_K){down}")
+            if not described:
+                self.define("kw", f"k0 + tl.arange(0, BLOCK_K){down}")
             rows = self.factor(self.rows_of(a, kx), "kx", {"row", "kx"}, x_shape)
-            for name, column in zip(names, columns):
-                wide = {"kw", *column.symbols}
-                weights = self.factor(self.weights_of(kw, column), "kw", wide, w_shape)
+            for i, (name, column) in enumerate(zip(names, columns)):
+                if described:
+                    weights = self.writer.bind(described[i], "w")
+                else:
+                    wide = {"kw", *column.symbols}
+                    weights = self.factor(self.weights_of(kw, column), "kw", wide, w_shape)
                 pair = f"{weights}, {rows}" if self.swapped else f"{rows}, {weights}"
                 line(f"{name} = tl.dot({pair}, {name}{precision})")
         self.finish(a, columns, names, ("n", "row") if self.swapped else ("row", "n"), shape)
+
+    def _describe(self, column: Expr, number: int) -> str:
+        """Source of a block of the weights at a column, loaded through a descriptor.
+
+        Raises:
+            UnsupportedError: the weights do not lie in memory as a descriptor can say.
+        """
+        graph, name, tile = self.graph, f"weights{number}", self.tile
+        indices = [self.expert, symbol("kw", self.problem.inner), column]
+        operand = self.problem.node.operands[1]
+        try:
+            found, by_columns = find(self.emitter, operand, indices, "n", "kw", frozenset()), True
+        except UnsupportedError:
+            found, by_columns = find(self.emitter, operand, indices, "kw", "n", frozenset()), False
+        block = (tile["n"], tile["k"]) if by_columns else (tile["k"], tile["n"])
+        self.params.append(found.param(graph, name, block))
+        place, shape = ("n0, k0", "(BLOCK_N, BLOCK_K)") if by_columns else ("k0, n0", "(BLOCK_K, BLOCK_N)")
+        turned = "" if by_columns == self.swapped else ".T"
+        return f"{name}.load([{self._outer(found)}, {place}]).reshape({shape}){turned}"
+
+    def _outer(self, found: Descriptor) -> str:
+        outer = found.outer.source()
+        return f"({outer}).to(tl.int32)" if self.cast else outer
