@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import log2
 
 # Entries of a tile and how they vary: by factors of two, or by one. Others name a form, which a neighbour keeps.
-_POWERS = ("m", "n", "k", "x", "r", "split", "splits", "warps")
+_POWERS = ("m", "n", "k", "x", "r", "parts", "split", "splits", "warps")
 _COUNTS = ("stages",)
-_LIMITS = {"warps": (1, 16), "stages": (1, 8), "split": (1, 64), "splits": (1, 64)}
+_LIMITS = {"warps": (1, 16), "stages": (1, 8), "parts": (1, 1024), "split": (1, 64), "splits": (1, 64)}
 _MOST = 1 << 20
 
 

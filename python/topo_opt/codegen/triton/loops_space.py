@@ -24,8 +24,10 @@ def candidates(kernel: Kernel) -> list[dict[str, int]]:
     default = default_tile(kernel)
     rows, cols = _sizes(kernel, default)
     found = [
-        default | {"x": x, "r": r, "warps": warps}
-        for x, r, warps in product(_around(default["x"], 3, rows), _columns(kernel, default, cols), _WARPS)
+        default | {"x": x, "r": r, "warps": warps} | parts
+        for x, r, warps, parts in product(
+            _around(default["x"], 3, rows), _columns(kernel, default, cols), _WARPS, _parts(default)
+        )
         if warps * _THREADS <= max(x * r, _THREADS) <= MOST_ELEMENTS * warps * _THREADS
     ]
     return nearest_first(default, found)[:MOST]
@@ -44,6 +46,13 @@ def _columns(kernel: Kernel, default: Mapping[str, int], cols: int) -> Iterable[
     if kernel.attributes["family"] != "loops" or (default["r"] >= cols and cols <= ONE_BLOCK):
         return [default["r"]]
     return _around(default["r"], 2, cols)
+
+
+def _parts(default: Mapping[str, int]) -> list[dict[str, int]]:
+    """How many programs share a row, where the default splits rows."""
+    if "parts" not in default:
+        return [{}]
+    return [{"parts": parts} for parts in _around(default["parts"], 1, 2 * default["parts"])]
 
 
 def _around(value: int, steps: int, limit: int) -> list[int]:
