@@ -47,7 +47,9 @@ def _time(figures: Figures, target: Target, tile: dict[str, int], steps: int) ->
     n, k, split, warps, stages = (tile[x] for x in ("n", "k", "split", "warps", "stages"))
     rows = padded_rows(figures.m)
     weights, moved = n * k * figures.weight_bytes, k * rows * 2
-    shared = stages * int(max(weights, figures.products * n * k * 2) + moved) + 2 * moved
+    # Triton keeps one block more than it has stages: the product of the step before still reads it.
+    blocks = stages + 1 if stages > 1 else 1
+    shared = blocks * int(max(weights, figures.products * n * k * 2) + moved) + 2 * moved
     held = figures.products * n * rows / (32 * warps)
     first = figures.products * n * k * 2 / (32 * warps * 4)
     registers = 44 + 1.5 * held + first / 2
