@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 
-from topo_opt.codegen.triton.contraction import Contraction, analyse
+from topo_opt.codegen.triton.contraction import SMALL_ROWS, VECTOR_ROWS, Contraction, analyse
+from topo_opt.codegen.triton.element_types import NARROW_FLOATS
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.schedule.roles import Role, Roles, kind_of
-from topo_opt.sim import Alignment, Kind, Rules, cluster
+from topo_opt.sim import Alignment, Few, Kind, Rules, cluster
 from topo_opt.structured.access import (
     VIEWS,
     domain_indices,
@@ -50,7 +51,7 @@ class FusionGraph:
     rows: list[int] = field(default_factory=list)
     cols: list[int] = field(default_factory=list)
     heights: list[int] = field(default_factory=list)
-    batches: list[int] = field(default_factory=list)
+    few: list[int] = field(default_factory=list)
     orders: list[int] = field(default_factory=list)
     costs: list[int] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
@@ -81,10 +82,11 @@ class FusionGraph:
     def labels(self, rules: Rules, max_inputs: int, recompute: int) -> list[int]:
         """A kernel label per node (see `topo_opt.sim.cluster`)."""
         nodes = zip(
-            self.kinds, self.rows, self.cols, self.heights, self.batches, self.orders, self.costs,
+            self.kinds, self.rows, self.cols, self.heights, self.few, self.orders, self.costs,
             self.inputs, self.input_bytes, self.held,
         )  # fmt: skip
-        return cluster([tuple(map(int, n)) for n in nodes], self.edges, rules, max_inputs, recompute)
+        plain = [tuple(map(int, n)) for n in nodes]
+        return cluster(plain, self.edges, rules, max_inputs, recompute)
 
 
 def parallel_and_reduced(node: Node) -> tuple[list[int], list[int]]:
@@ -183,7 +185,7 @@ def build(roles: Roles) -> FusionGraph:
         entry[node.id] = len(result.nodes)
         kind = kind_of(graph, node)
         rows, cols, order = graph.values[node.results[0]].numel if node.results else 1, 1, 0
-        height, batch = rows, 1
+        height, few = rows, Few.MANY
         if kind is Kind.UPDATE and node.name == "topo.index_update":
             rows = graph.values[node.operands[1]].numel
         if rows == 0:
@@ -194,7 +196,7 @@ def build(roles: Roles) -> FusionGraph:
             order = orders.setdefault((rows, cols, space.full), len(orders))
         elif kind is Kind.CONTRACTION and (problem := _product(graph, node)) is not None:
             batch, m, _, cols = problem.counts
-            height = batch * m
+            height, few = batch * m, how_few(graph, problem)
             order = shapes.setdefault(problem.counts, len(shapes) + 1)
             sides[node.id] = problem.operand("left")[0], problem.operand("right")[0]
         result.nodes.append(node)
@@ -202,7 +204,7 @@ def build(roles: Roles) -> FusionGraph:
         result.rows.append(rows)
         result.cols.append(cols)
         result.heights.append(height)
-        result.batches.append(batch)
+        result.few.append(few)
         result.orders.append(order)
         result.costs.append(_cost(node))
         result.inputs.append(0)
@@ -214,6 +216,15 @@ def build(roles: Roles) -> FusionGraph:
         else:
             _add_edges(roles, result, entry, orders, spaces, node)
     return result
+
+
+def how_few(graph: Graph, problem: Contraction) -> Few:
+    """Which forms of product there are for a contraction's rows (see `codegen.triton.gemm`)."""
+    m = problem.counts[1]
+    if m <= VECTOR_ROWS:
+        return Few.VECTOR
+    half = graph.values[problem.operand("left")[1]].element in NARROW_FLOATS
+    return Few.FEW if half and m <= SMALL_ROWS else Few.MANY
 
 
 def _product(graph: Graph, node: Node) -> Contraction | None:
@@ -237,7 +248,7 @@ def _add_operands(
 
 
 def _connect(
-    roles: Roles, result: FusionGraph, entry: dict[int, int], node: Node, found: list[tuple[Read, int]]
+    roles: Roles, result: FusionGraph, entry: dict[int, int], node: Node, found: Sequence[tuple[Read, int]]
 ) -> None:
     """One edge for each node that is read, and what is read from memory."""
     graph, target = roles.graph, entry[node.id]

@@ -10,8 +10,10 @@ from torch_mlir import ir
 from topo_opt.codegen.triton.contraction import SMALL_ROWS, analyse
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.base import Pass
+from topo_opt.passes.schedule.fusion_graph import how_few
 from topo_opt.passes.schedule.roles import Roles, assign_roles, is_matrix_product
 from topo_opt.passes.schedule.row_factors import Factors, Product, Slices, affine_map, is_cheap
+from topo_opt.sim import Few
 from topo_opt.structured.access import VIEWS
 from topo_opt.structured.graph import Graph, Node, read
 
@@ -69,7 +71,8 @@ def _candidates(roles: Roles, users: Sequence[Sequence[int]], rows: int) -> list
             contraction = analyse(graph, node)
         except UnsupportedError:
             continue
-        if contraction.counts[1] <= rows and (product := factors.product(contraction)) is not None:
+        few = contraction.counts[1] <= rows and how_few(graph, contraction) is not Few.MANY
+        if few and (product := factors.product(contraction)) is not None:
             found.append(product)
     return [p for p in found if _in_range(graph, p)]
 

@@ -4,7 +4,7 @@
 node computes and another reads, possibly through views.
 
 Node kinds: pointwise (computes `rows` independent elements), reduction (`rows` results of `cols` elements each),
-contraction (`rows` results that are sums over `cols`; batch * m of them are its `height`), attention (`rows` results),
+contraction (`rows` results that are sums over `cols`, in `height` = batch * m rows, which may be `few`), attention (`rows` results),
 update and scan (stand alone, an update takes its producers), fixed (never merged: left to ATen).
 
 Alignment of an edge: SAME, the reader's element i needs the producer's element i (row-major, rows x cols for a
@@ -45,6 +45,16 @@ class Alignment(IntEnum):
     ROW = 6
 
 
+class Few(IntEnum):
+    """How few rows m a contraction has."""
+
+    MANY = 0
+    FEW = 1
+    """It waits for its weights: work on the other operand costs no time."""
+    VECTOR = 2
+    """So few that it may reduce its operand's rows in a loop of its own before it multiplies."""
+
+
 class Rules(IntFlag):
     """What may join a contraction besides its pointwise epilogue, or a reduction besides ops on the same rows."""
 
@@ -64,8 +74,8 @@ class Rules(IntFlag):
     ALL = 63
 
 
-Node = tuple[int, int, int, int, int, int, int, int, int, int]
-"""(kind, rows, cols, height, batch, order, cost, inputs, input bytes, held); see `cluster`."""
+Node = tuple[int, ...]
+"""(kind, rows, cols, height, few, order, cost, inputs, input bytes, held); see `cluster`."""
 
 
 def cluster(
@@ -78,7 +88,7 @@ def cluster(
     """Groups nodes into kernels.
 
     Args:
-        nodes: kind, rows, cols, height and batch as in the module's docstring; order, the number of the row order of a
+        nodes: kind, rows, cols, height and few as in the module's docstring; order, the number of the row order of a
             reduction or of the shape of a contraction; cost, scalar ops per element, to weigh recomputation; inputs and
             input bytes, what it reads that no other node computes; held, whether its value must be in memory whoever
             reads it.

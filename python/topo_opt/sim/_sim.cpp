@@ -18,12 +18,9 @@ namespace {
 // The same numbers as in sim/__init__.py.
 enum Kind : int { kPointwise = 0, kReduction = 1, kContraction = 2, kAttention = 3, kUpdate = 4, kScan = 5, kFixed = 6 };
 enum Alignment : int { kSame = 0, kPermuted = 1, kOther = 2, kPaired = 3, kLeft = 4, kRight = 5, kRow = 6 };
+enum Few : int { kMany = 0, kFew = 1, kVector = 2 };
 enum Rule : int { kPrologue = 1, kStatistic = 2, kProducts = 4, kRotation = 8, kAppend = 16, kTransposed = 32 };
 
-// Products of so many rows m wait for their weights, so that work on the other operand is free.
-constexpr int64_t kSmallRows = 64;
-// Products of so many rows may normalise their operand in a loop of their own before they multiply.
-constexpr int64_t kVectorRows = 4;
 // Accumulators of one kernel: each takes registers for a whole tile.
 constexpr int kMaxProducts = 2, kMaxSmallProducts = 4;
 // How far ahead to look for the node in which all readers of a value meet.
@@ -35,8 +32,8 @@ constexpr int64_t kTrivialCost = 8;
 
 struct Node {
   int kind;
-  int64_t rows, cols, height, batch;
-  int order, cost, inputs;
+  int64_t rows, cols, height;
+  int few, order, cost, inputs;
   int64_t input_bytes;
   bool held;
 };
@@ -48,7 +45,8 @@ struct Edge {
 
 struct Cluster {
   int kind;
-  int64_t rows, cols, height, batch;
+  int64_t rows, cols, height;
+  int few;          // how few rows a contraction has
   int order;        // row order of a reduction, number of the shape of a contraction
   int first, last;  // smallest and largest node index
   int leaves;       // distinct values read from memory, an upper bound
@@ -75,7 +73,7 @@ class Clustering {
     out_.resize(n);
     for (int i = 0; i < n; ++i) {
       const Node &v = nodes_[i];
-      clusters_.push_back({v.kind, v.rows, v.cols, v.height, v.batch, v.order, i, i, v.inputs, v.kind == kContraction});
+      clusters_.push_back({v.kind, v.rows, v.cols, v.height, v.few, v.order, i, i, v.inputs, v.kind == kContraction});
     }
     for (int e = 0; e < static_cast<int>(edges_.size()); ++e) {
       if (edges_[e].source >= edges_[e].target) throw std::invalid_argument("edges must go forward in node order");
@@ -208,8 +206,8 @@ class Clustering {
   bool joins_product(int a, int b, const Reads &r) {
     const Cluster &p = clusters_[a], &c = clusters_[b];
     if (!r.only_user) return false;
-    const int64_t m = c.height / std::max<int64_t>(1, c.batch);
-    const bool small = m <= kSmallRows;
+    // These wait for their weights, so that work on the other operand is free.
+    const bool small = c.few != kMany;
     switch (p.kind) {
       case kPointwise:
         if (!allows(kPrologue) || cost(a) > recompute_) return false;
@@ -220,7 +218,7 @@ class Clustering {
         return (r.permuted && p.rows == c.rows) || is_cheap(a, c.rows);
       case kReduction:
         if (!allows(kStatistic) || !small || p.rows != c.height || p.cols != c.cols) return false;
-        return r.left ? m <= kVectorRows && cost(a) <= recompute_ : !r.operand;
+        return r.left ? c.few == kVector && cost(a) <= recompute_ : !r.operand;
       case kContraction:
         return allows(kProducts) && p.order == c.order && p.rows == c.rows && r.permuted &&
                p.products + c.products <= (small ? kMaxSmallProducts : kMaxProducts);
@@ -247,7 +245,7 @@ class Clustering {
         const Cluster &c = clusters_[to];
         const int way = entry(e);
         const bool prologue = c.kind == kContraction && way == kLeft && allows(kPrologue) && cost(b) <= recompute_ &&
-                              is_small(nodes_[edges_[e].target]);
+                              nodes_[edges_[e].target].few != kMany;
         fuses &= prologue || (way == kSame && (c.kind == kPointwise || c.kind == kReduction));
       }
     }
@@ -265,7 +263,7 @@ class Clustering {
         if (find(edges_[e].target) == b) continue;
         const Edge &last = edges_[last_of_chain(e)];
         const Node &reader = nodes_[last.target];
-        const bool prologue = reader.kind == kContraction && last.alignment == kLeft && allows(kPrologue) && is_small(reader);
+        const bool prologue = reader.kind == kContraction && last.alignment == kLeft && allows(kPrologue) && reader.few != kMany;
         if (!prologue && !(reader.kind == kReduction && is_statistic(last.target))) return false;
         found = true;
       }
@@ -283,8 +281,6 @@ class Clustering {
     return e;
   }
 
-  static bool is_small(const Node &contraction) { return contraction.height <= kSmallRows * std::max<int64_t>(1, contraction.batch); }
-
   // Whether a reduction of rows is read, through element-wise ops on its result, with the product of those rows.
   bool is_statistic(int node) const {
     const Node &reduction = nodes_[node];
@@ -296,7 +292,7 @@ class Clustering {
       if (nodes_[node].rows == reduction.rows) continue;
       for (int e : in_[node]) {
         const Node &product = nodes_[edges_[e].source];
-        if (product.kind == kContraction && product.height == reduction.rows && product.cols == reduction.cols && is_small(product))
+        if (product.kind == kContraction && product.height == reduction.rows && product.cols == reduction.cols && product.few != kMany)
           return true;
       }
       return false;
@@ -417,7 +413,7 @@ std::vector<int> cluster(const std::vector<std::array<int64_t, 10>> &nodes, cons
                          int rules, int max_inputs, int64_t recompute) {
   std::vector<Node> all_nodes;
   for (const auto &v : nodes)
-    all_nodes.push_back({static_cast<int>(v[0]), v[1], v[2], v[3], v[4], static_cast<int>(v[5]), static_cast<int>(v[6]),
+    all_nodes.push_back({static_cast<int>(v[0]), v[1], v[2], v[3], static_cast<int>(v[4]), static_cast<int>(v[5]), static_cast<int>(v[6]),
                          static_cast<int>(v[7]), v[8], v[9] != 0});
   std::vector<Edge> all_edges;
   const int64_t count = static_cast<int64_t>(nodes.size());

@@ -117,28 +117,28 @@ func.func @other_reader(%x: tensor<2x8xf32>, %a: tensor<4x8xf32>) -> (tensor<2x4
 // CHECK-LABEL: func.func @divides
 // CHECK:         %[[S:.*]] = linalg.generic {{.*}}"reduction"
 // CHECK:         %[[C:.*]] = linalg.contract
-// CHECK:         linalg.generic {{.*}}ins(%[[C]], %[[S]] : tensor<6x9xf32>, tensor<2x3x1xf32>)
+// CHECK:         linalg.generic {{.*}}ins(%[[C]], %[[S]] : tensor<4x9xf32>, tensor<2x2x1xf32>)
 // CHECK:         arith.divf
-func.func @divides(%x: tensor<2x3x8xf32>, %a: tensor<9x8xf32>) -> tensor<6x9xf32> {
+func.func @divides(%x: tensor<2x2x8xf32>, %a: tensor<9x8xf32>) -> tensor<4x9xf32> {
   %z = arith.constant 0.0 : f32
-  %er = tensor.empty() : tensor<2x3x1xf32>
-  %zr = linalg.fill ins(%z : f32) outs(%er : tensor<2x3x1xf32>) -> tensor<2x3x1xf32>
-  %s = linalg.generic {indexing_maps = [#full, #row], iterator_types = ["parallel", "parallel", "reduction"]} ins(%x : tensor<2x3x8xf32>) outs(%zr : tensor<2x3x1xf32>) {
+  %er = tensor.empty() : tensor<2x2x1xf32>
+  %zr = linalg.fill ins(%z : f32) outs(%er : tensor<2x2x1xf32>) -> tensor<2x2x1xf32>
+  %s = linalg.generic {indexing_maps = [#full, #row], iterator_types = ["parallel", "parallel", "reduction"]} ins(%x : tensor<2x2x8xf32>) outs(%zr : tensor<2x2x1xf32>) {
   ^bb0(%i: f32, %o: f32):
     %r = arith.addf %i, %o : f32
     linalg.yield %r : f32
-  } -> tensor<2x3x1xf32>
-  %e = tensor.empty() : tensor<2x3x8xf32>
-  %n = linalg.generic {indexing_maps = [#full, #row, #full], iterator_types = ["parallel", "parallel", "parallel"]} ins(%x, %s : tensor<2x3x8xf32>, tensor<2x3x1xf32>) outs(%e : tensor<2x3x8xf32>) {
+  } -> tensor<2x2x1xf32>
+  %e = tensor.empty() : tensor<2x2x8xf32>
+  %n = linalg.generic {indexing_maps = [#full, #row, #full], iterator_types = ["parallel", "parallel", "parallel"]} ins(%x, %s : tensor<2x2x8xf32>, tensor<2x2x1xf32>) outs(%e : tensor<2x2x8xf32>) {
   ^bb0(%i: f32, %t: f32, %o: f32):
     %m = arith.divf %i, %t : f32
     linalg.yield %m : f32
-  } -> tensor<2x3x8xf32>
-  %c = tensor.collapse_shape %n [[0, 1], [2]] : tensor<2x3x8xf32> into tensor<6x8xf32>
-  %eo = tensor.empty() : tensor<6x9xf32>
-  %zo = linalg.fill ins(%z : f32) outs(%eo : tensor<6x9xf32>) -> tensor<6x9xf32>
-  %p = linalg.contract indexing_maps = [#left, #right, #out] ins(%c, %a : tensor<6x8xf32>, tensor<9x8xf32>) outs(%zo : tensor<6x9xf32>) -> tensor<6x9xf32>
-  return %p : tensor<6x9xf32>
+  } -> tensor<2x2x8xf32>
+  %c = tensor.collapse_shape %n [[0, 1], [2]] : tensor<2x2x8xf32> into tensor<4x8xf32>
+  %eo = tensor.empty() : tensor<4x9xf32>
+  %zo = linalg.fill ins(%z : f32) outs(%eo : tensor<4x9xf32>) -> tensor<4x9xf32>
+  %p = linalg.contract indexing_maps = [#left, #right, #out] ins(%c, %a : tensor<4x8xf32>, tensor<9x8xf32>) outs(%zo : tensor<4x9xf32>) -> tensor<4x9xf32>
+  return %p : tensor<4x9xf32>
 }
 
 // -----
