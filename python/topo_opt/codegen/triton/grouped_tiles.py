@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from topo_opt.codegen.triton.group_rows import op_of
 from topo_opt.codegen.triton.grouped_base import Problem, read_problem
-from topo_opt.codegen.triton.grouped_matrix import most_blocks
+from topo_opt.codegen.triton.grouped_matrix import GroupedMatrix
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
 from topo_opt.codegen.triton.top_k import anchor_of
+from topo_opt.errors import UnsupportedError
 from topo_opt.structured.graph import element_bytes
 
 Tile = dict[str, int]
 
 _ROWS_AT_A_TIME = 4096
-_STREAMED_ELEMENTS = 8192
-"""Weights of a program of the streaming form: 256 threads hold 32 each."""
 _F32_TILE: Tile = {"m": 32, "n": 32, "k": 32, "swap": 0, "warps": 4, "stages": 3}
 
 
@@ -73,70 +72,90 @@ def _stream_tiles(problem: Problem) -> list[Tile]:
     return found
 
 
-# Tiles (m, n, k, swap, warps, stages) and the share of peak that a full wave of them reaches; few rows swap operands.
+# Tiles (m, n, k, warps, stages). With few rows a group operands are swapped, and weights stream through shared memory.
 _SWAPPED = (
-    (16, 64, 128, 1, 4, 4),
-    (16, 32, 128, 1, 4, 4),
-    (16, 128, 64, 1, 4, 4),
-    (16, 64, 64, 1, 4, 5),
-    (32, 64, 128, 1, 4, 3),
-    (32, 64, 64, 1, 4, 4),
+    (16, 64, 128, 4, 3),
+    (16, 64, 128, 4, 4),
+    (16, 64, 64, 4, 4),
+    (16, 64, 64, 4, 6),
+    (16, 128, 64, 4, 4),
+    (16, 32, 128, 4, 4),
+    (16, 32, 256, 4, 3),
+    (16, 128, 128, 4, 2),
+    (32, 64, 128, 4, 3),
+    (32, 64, 64, 4, 4),
 )
 _PLAIN = (
-    (128, 128, 64, 0, 8, 3),
-    (64, 128, 64, 0, 4, 3),
-    (128, 64, 64, 0, 4, 4),
-    (64, 64, 64, 0, 4, 4),
-    (128, 256, 64, 0, 8, 3),
-    (64, 256, 64, 0, 8, 3),
-    (128, 128, 32, 0, 8, 4),
+    (128, 128, 64, 8, 3),
+    (128, 256, 64, 8, 3),
+    (128, 128, 64, 8, 4),
+    (128, 64, 64, 4, 4),
+    (128, 64, 64, 4, 3),
+    (64, 256, 64, 8, 3),
+    (64, 128, 64, 4, 3),
+    (64, 128, 64, 4, 4),
+    (64, 64, 64, 4, 4),
+    (32, 128, 64, 4, 4),
 )
+_NAMES = ("m", "n", "k", "warps", "stages")
+SWAPPED_BELOW = 24
+"""Rows a group, on average, below which the weights are the first operand."""
+_FULL_RATE = 85
+"""Products for each element of an operand that a tile must do for full speed: a tile of 128 x 256 does."""
 
 
 def _matrix_tiles(kernel: Kernel, problem: Problem) -> list[Tile]:
-    names = ("m", "n", "k", "swap", "warps", "stages")
     if problem.element == "f32":
         return [dict(_F32_TILE), dict(_F32_TILE, n=64), dict(_F32_TILE, m=64, n=64)]
-    share = problem.rows / problem.groups
-    accumulators = 2 if accumulates_pairs(kernel, problem) else 1
-    table = (*_SWAPPED, *_PLAIN) if share < 32 else (*_PLAIN, *_SWAPPED[:0])
-    tiles = [dict(zip(names, row)) for row in table]
-    fitting = [t for t in tiles if _fits(kernel, problem, t, accumulators)]
-    fitting = [
-        dict(
-            t,
-            k=max(16, min(t["k"], next_power_of_two(problem.inner))),
-            n=max(16, min(t["n"], next_power_of_two(problem.columns))),
-        )
-        for t in fitting or tiles[-1:]
+    few = problem.rows / problem.groups < SWAPPED_BELOW
+    forms: list[Tile] = [{"swap": 1}, {"swap": 1, "tma": 1}] if few else [{"swap": 0, "tma": 1}, {"swap": 0}]
+    forms = [f for f in forms if not f.get("tma") or _described(kernel, f)]
+    pairs = 2 if _accumulates_pairs(kernel, problem) else 1
+    sized = [
+        {
+            **dict(zip(_NAMES, row)),
+            "k": max(16, min(row[2], next_power_of_two(problem.inner))),
+            "n": max(16, min(row[1], next_power_of_two(problem.columns))),
+        }
+        for row in (_SWAPPED if few else _PLAIN)
     ]
-    unique = [t for i, t in enumerate(fitting) if t not in fitting[:i]]
-    return sorted(unique, key=lambda t: _cost(kernel, problem, t, accumulators))
+    fitting = [t for t in sized if _fits(kernel, problem, t, pairs)] or sized[-1:]
+    if not few:
+        fitting.sort(key=lambda t: _cost(problem, t, pairs))
+    found = [{**t, **form} for form in forms for t in fitting]
+    return [t for i, t in enumerate(found) if t not in found[:i]]
 
 
-def accumulates_pairs(kernel: Kernel, problem: Problem) -> bool:
+def _described(kernel: Kernel, form: Tile) -> bool:
+    """Whether the weights lie in memory as a tensor descriptor can say."""
+    saved = kernel.attributes
+    kernel.attributes = {**saved, "tile": {"m": 16, "n": 16, "k": 16, "warps": 4, "stages": 1, **form}}
+    try:
+        GroupedMatrix(kernel).lower()
+    except UnsupportedError:
+        return False
+    finally:
+        kernel.attributes = saved
+    return True
+
+
+def _accumulates_pairs(kernel: Kernel, problem: Problem) -> bool:
     """Whether two columns of the product make one of the results."""
     weights = kernel.graph.values[problem.node.operands[1]].shape or (0, 0, 0)
     return weights[2] > problem.columns
 
 
-def _fits(kernel: Kernel, problem: Problem, tile: Tile, accumulators: int) -> bool:
+def _fits(kernel: Kernel, problem: Problem, tile: Tile, pairs: int) -> bool:
     """Accumulators in registers and stages in shared memory."""
-    registers = tile["m"] * tile["n"] * accumulators / (32 * tile["warps"])
-    shared = (
-        (tile["m"] + tile["n"] * accumulators) * tile["k"] * tile["stages"] * element_bytes(problem.element)
-    )
+    registers = tile["m"] * tile["n"] * pairs / (32 * tile["warps"])
+    shared = (tile["m"] + tile["n"] * pairs) * tile["k"] * tile["stages"] * element_bytes(problem.element)
     return registers <= 128 and shared <= kernel.target.shared_bytes
 
 
-def _cost(kernel: Kernel, problem: Problem, tile: Tile, accumulators: int) -> float:
-    """Time in operations of one core: waves of programs, each of its rows and columns, with what a small tile loses."""
-    blocks = most_blocks(problem.rows, problem.groups, tile["m"])
-    share = problem.rows / problem.groups
-    if share >= 1:  # evenly spread rows
-        blocks = problem.groups * -(-int(share) // tile["m"])
-    programs = blocks * -(-problem.columns // tile["n"])
-    area = tile["m"] * tile["n"] * accumulators
-    efficiency = area / (area + 4096)
-    waves = max(programs / kernel.target.cores, 1.0)
-    return waves * area / efficiency
+def _cost(problem: Problem, tile: Tile, pairs: int) -> float:
+    """Relative time: rows with those that fill up the last block of a group, by how fast a tile of the size multiplies."""
+    rows = problem.rows / problem.groups + tile["m"] / 2
+    columns = -(-problem.columns // tile["n"]) * tile["n"]
+    wide = tile["n"] * pairs
+    rate = min(1.0, tile["m"] * wide / (tile["m"] + wide) / _FULL_RATE)
+    return rows * columns / rate
