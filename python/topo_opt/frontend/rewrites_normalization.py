@@ -1,4 +1,4 @@
-"""Softmax and batch normalization in the form that fuses best."""
+"""Softmax, batch and group normalization in the form that fuses best."""
 
 from collections.abc import Callable
 from typing import Any
@@ -82,6 +82,35 @@ def _batch_norm_of_batch(
     return [result, b.emit(aten.view.default, mean, [-1]), b.emit(aten.view.default, inverse, [-1])]
 
 
+def _group_norm(
+    b: GraphBuilder,
+    x: fx.Node,
+    groups: int,
+    weight: fx.Node | None = None,
+    bias: fx.Node | None = None,
+    epsilon: float = 1e-5,
+    _: bool = True,
+) -> fx.Node | None:
+    """In the type of the input; torch-mlir computes the variance in f64."""
+    value = x.meta["val"]
+    if 0 in value.shape:
+        return None
+    grouped = b.emit(
+        aten.view.default, x, [value.shape[0], groups, value.numel() // (value.shape[0] * groups)]
+    )
+    mean = b.emit(aten.mean.dim, grouped, [2], True)
+    centered = b.emit(aten.sub.Tensor, grouped, mean)
+    variance = b.emit(aten.mean.dim, b.emit(aten.mul.Tensor, centered, centered), [2], True)
+    inverse = b.emit(aten.rsqrt.default, b.emit(aten.add.Scalar, variance, epsilon))
+    result = b.emit(aten.view.default, b.emit(aten.mul.Tensor, centered, inverse), list(value.shape))
+    shape = [-1, *[1] * (value.dim() - 2)]
+    if weight is not None:
+        result = b.emit(aten.mul.Tensor, result, b.emit(aten.view.default, weight, shape))
+    if bias is not None:
+        result = b.emit(aten.add.Tensor, result, b.emit(aten.view.default, bias, shape))
+    return result
+
+
 NORMALIZATION: dict[Any, Callable[..., Any]] = {
     aten.softmax.int: _softmax,
     aten._softmax.default: _softmax,
@@ -89,4 +118,5 @@ NORMALIZATION: dict[Any, Callable[..., Any]] = {
     aten._log_softmax.default: _log_softmax,
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten._native_batch_norm_legit.no_stats: _batch_norm_of_batch,
+    aten.group_norm.default: _group_norm,
 }

@@ -142,7 +142,15 @@ def _shift(op: Any) -> Callable[..., Any]:
     return rule
 
 
+def _scalar_tensor(
+    b: GraphBuilder, value: Argument, dtype: Any = None, device: Any = None, **_: Any
+) -> fx.Node:
+    """A tensor without dimensions."""
+    return b.emit(aten.full.default, [], value, dtype=dtype or torch.get_default_dtype(), device=device)
+
+
 POINTWISE: dict[Any, Callable[..., Any]] = {
+    aten.scalar_tensor.default: _scalar_tensor,
     aten.eq.Tensor: _equal,
     aten.isfinite.default: _is_finite,
     aten.reciprocal.default: _reciprocal,
