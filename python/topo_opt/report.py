@@ -147,7 +147,9 @@ def _kernel_rows(
             0.0,
             source.grid if source else None,
             source.num_warps if source else None,
-            *((used.registers, used.spills, used.shared) if used else (None, None, None)),
+            used.registers if used else None,
+            used.spills if used else None,
+            used.shared if used else None,
             _tuning(compilation, symbol, function),
         )
 

@@ -54,6 +54,7 @@ class Bench:
         self.signature, self.backend = signature, backend
         generator = torch.Generator(device=backend.device).manual_seed(SEED)
         self.pristine = [_fill(a, backend.device, generator) for a in signature.arguments]
+        self._first: dict[str, list[torch.Tensor]] = {}
         self.sets = [self._copies(i) for i in range(self._count())]
         self.expected: list[torch.Tensor] | None = None
         self.best_us = float("inf")

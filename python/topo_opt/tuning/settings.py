@@ -43,8 +43,12 @@ class Settings:
         """Settings from options; what is not given follows from the optimization level.
 
         Raises:
-            InputError: an unknown mode, or a limit that is not a positive number.
+            InputError: an unknown level or mode, or a limit that is not a positive number.
         """
+        if not 0 <= level < len(BY_LEVEL):
+            raise InputError(
+                f"optimization level {level} does not exist", hint="there are -O0, -O1, -O2 and -O3"
+            )
         chosen = BY_LEVEL[level] if mode is None else mode
         if chosen not in MODES:
             raise InputError(f"there is no tuning mode {chosen!r}", hint=f"there are {', '.join(MODES)}")
