@@ -68,5 +68,5 @@ def test_source_is_as_recorded(name):
 def test_all_compile_for_sm_90_without_spills(tmp_path):
     measured = resources.measure({n: source(n) for n in KERNELS}, capability=90, cache=tmp_path)
     for name, found in measured.items():
-        assert found.spills == 0 and 0 < found.registers <= 128, (name, found)
+        assert found.spills == 0 and 0 < found.registers <= 224, (name, found)
         assert found.shared <= 232448, name

@@ -78,81 +78,81 @@ def gemm_gate_up_vector(in0, in1, in2, in3, out0, BLOCK_N: tl.constexpr, BLOCK_K
     i1 = n0 * 2048 + k
     a2 = tl.load(in2 + i1)
     a3 = tl.load(in3 + i1)
-    a4 = tl.load(in1 + k)
+    i4 = n1 * 2048 + k
+    a5 = tl.load(in2 + i4)
+    a6 = tl.load(in3 + i4)
+    a7 = tl.load(in1 + k)
     gdc_wait()
-    a5 = tl.load(in0 + k)
-    i6 = n1 * 2048 + k
-    a7 = tl.load(in2 + i6)
-    a8 = tl.load(in3 + i6)
-    v9 = a5.to(tl.float32)
-    v10 = a4.to(tl.float32)
-    v11 = v9 * v10
-    v12 = a2.to(tl.float32)
-    acc0 = v12 * v11
-    v13 = a3.to(tl.float32)
-    acc1 = v13 * v11
-    v14 = v9 * v9
-    stat0 = v14
-    v15 = tl.sum(acc0, axis=1)[:, None]
-    v16 = tl.sum(acc1, axis=1)[:, None]
-    v17 = tl.sum(stat0, axis=1)[:, None]
-    k18 = tl.full((1, 1), 2048.0, tl.float32)
-    v19 = v17 / k18
-    v20 = v19 + 9.999999747378752e-06
-    v21 = libdevice.rsqrt(v20)
-    v22 = v15 * v21
-    v23 = -v22
-    v24 = tl.exp(v23)
-    v25 = 1.0 + v24
-    v26 = v22 / v25
-    v27 = v16 * v21
-    v28 = v26 * v27
-    tl.store(out0 + n0, v28.to(tl.bfloat16))
-    i29 = n2 * 2048 + k
-    a30 = tl.load(in2 + i29)
-    a31 = tl.load(in3 + i29)
-    v32 = a7.to(tl.float32)
-    acc2 = v32 * v11
-    v33 = a8.to(tl.float32)
-    acc3 = v33 * v11
-    v34 = tl.sum(acc2, axis=1)[:, None]
-    v35 = tl.sum(acc3, axis=1)[:, None]
-    v36 = v34 * v21
-    v37 = -v36
-    v38 = tl.exp(v37)
-    v39 = 1.0 + v38
-    v40 = v36 / v39
-    v41 = v35 * v21
-    v42 = v40 * v41
-    tl.store(out0 + n1, v42.to(tl.bfloat16))
-    i43 = n3 * 2048 + k
-    a44 = tl.load(in2 + i43)
-    a45 = tl.load(in3 + i43)
-    v46 = a30.to(tl.float32)
-    acc4 = v46 * v11
-    v47 = a31.to(tl.float32)
-    acc5 = v47 * v11
+    a8 = tl.load(in0 + k)
+    i9 = n2 * 2048 + k
+    a10 = tl.load(in2 + i9)
+    a11 = tl.load(in3 + i9)
+    v12 = a8.to(tl.float32)
+    v13 = a7.to(tl.float32)
+    v14 = v12 * v13
+    v15 = a2.to(tl.float32)
+    acc0 = v15 * v14
+    v16 = a3.to(tl.float32)
+    acc1 = v16 * v14
+    v17 = v12 * v12
+    stat0 = v17
+    v18 = tl.sum(acc0, axis=1)[:, None]
+    v19 = tl.sum(acc1, axis=1)[:, None]
+    v20 = tl.sum(stat0, axis=1)[:, None]
+    k21 = tl.full((1, 1), 2048.0, tl.float32)
+    v22 = v20 / k21
+    v23 = v22 + 9.999999747378752e-06
+    v24 = libdevice.rsqrt(v23)
+    v25 = v18 * v24
+    v26 = -v25
+    v27 = tl.exp(v26)
+    v28 = 1.0 + v27
+    v29 = v25 / v28
+    v30 = v19 * v24
+    v31 = v29 * v30
+    tl.store(out0 + n0, v31.to(tl.bfloat16))
+    i32 = n3 * 2048 + k
+    a33 = tl.load(in2 + i32)
+    a34 = tl.load(in3 + i32)
+    v35 = a5.to(tl.float32)
+    acc2 = v35 * v14
+    v36 = a6.to(tl.float32)
+    acc3 = v36 * v14
+    v37 = tl.sum(acc2, axis=1)[:, None]
+    v38 = tl.sum(acc3, axis=1)[:, None]
+    v39 = v37 * v24
+    v40 = -v39
+    v41 = tl.exp(v40)
+    v42 = 1.0 + v41
+    v43 = v39 / v42
+    v44 = v38 * v24
+    v45 = v43 * v44
+    tl.store(out0 + n1, v45.to(tl.bfloat16))
+    v46 = a10.to(tl.float32)
+    acc4 = v46 * v14
+    v47 = a11.to(tl.float32)
+    acc5 = v47 * v14
     v48 = tl.sum(acc4, axis=1)[:, None]
     v49 = tl.sum(acc5, axis=1)[:, None]
-    v50 = v48 * v21
+    v50 = v48 * v24
     v51 = -v50
     v52 = tl.exp(v51)
     v53 = 1.0 + v52
     v54 = v50 / v53
-    v55 = v49 * v21
+    v55 = v49 * v24
     v56 = v54 * v55
     tl.store(out0 + n2, v56.to(tl.bfloat16))
-    v57 = a44.to(tl.float32)
-    acc6 = v57 * v11
-    v58 = a45.to(tl.float32)
-    acc7 = v58 * v11
+    v57 = a33.to(tl.float32)
+    acc6 = v57 * v14
+    v58 = a34.to(tl.float32)
+    acc7 = v58 * v14
     v59 = tl.sum(acc6, axis=1)[:, None]
     v60 = tl.sum(acc7, axis=1)[:, None]
-    v61 = v59 * v21
+    v61 = v59 * v24
     v62 = -v61
     v63 = tl.exp(v62)
     v64 = 1.0 + v63
     v65 = v61 / v64
-    v66 = v60 * v21
+    v66 = v60 * v24
     v67 = v65 * v66
     tl.store(out0 + n3, v67.to(tl.bfloat16))

@@ -9,7 +9,7 @@ from topo_opt.codegen.triton.contraction import SMALL_ROWS
 from topo_opt.codegen.triton.gemm_figures import Figures
 from topo_opt.codegen.triton.gemm_skinny import padded_rows
 from topo_opt.codegen.triton.kernel import next_power_of_two
-from topo_opt.codegen.triton.memory_model import CACHED, REGISTERS, Ranked, in_flight, resident
+from topo_opt.codegen.triton.memory_model import CACHED, REGISTERS, Ranked, in_flight, resident, share
 from topo_opt.codegen.triton.target import Target
 
 _START_NS, _SPLIT_NS = 2000.0, 900.0
@@ -57,11 +57,11 @@ def _time(figures: Figures, target: Target, tile: dict[str, int], steps: int) ->
         return None
     programs = figures.batch * ceil(figures.columns / n) * split
     each = resident(registers, warps, shared, target.shared_bytes)
-    per_core = ceil(programs / target.cores)
+    per_core = share(programs, target)
     rate = target.memory_bytes_per_s / target.cores / 1e9
     flight = min(each, per_core) * max(stages - 1, 1) * weights
     # Blocks of fewer than 64 columns leave part of the tensor core instruction unused.
-    narrow = 1.0 if n >= 64 else 1.15
+    narrow = 1.0 if n >= 64 else 1.3
     memory = per_core * steps * (weights + moved * CACHED) * narrow / (rate * in_flight(flight, target))
     if figures.early_statistics:
         memory += per_core * figures.k * rows * 2 / _CORE_BYTES_PER_NS

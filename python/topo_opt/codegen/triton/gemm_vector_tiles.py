@@ -16,11 +16,14 @@ from topo_opt.codegen.triton.memory_model import (
     Ranked,
     in_flight,
     resident,
+    share,
 )
 from topo_opt.codegen.triton.target import Target
 
 # Times of one program in ns: a launch with its first load, and waiting once more where programs follow each other on a core.
 _START_NS, _NEXT_NS = 1500.0, 900.0
+_EXCHANGE_NS = 60.0
+"""Moving a block of a row between threads."""
 _OPERATIONS_PER_NS = 220.0
 """Multiply-adds of a core."""
 
@@ -59,13 +62,12 @@ def _time(figures: Figures, target: Target, tile: dict[str, int]) -> float | Non
     elements = n * k / (32 * warps)
     weights = elements * figures.weight_bytes / 4  # registers of a block of weights
     ahead = max(1, min(int(AHEAD_REGISTERS / max(weights, 1)), blocks * repeat))
-    sums = figures.products * figures.m * elements if blocks > 1 else 0
-    registers = 20 + ahead * weights + sums + figures.m * k / (32 * warps)
+    registers = _registers(figures, tile, weights, ahead)
     if registers > REGISTERS:
         return None
     programs = figures.batch * ceil(figures.columns / (n * repeat))
     each = resident(registers, warps)
-    per_core, rounds = ceil(programs / target.cores), ceil(programs / (target.cores * each))
+    per_core, rounds = share(programs, target), ceil(programs / (target.cores * each))
     # Weights whose neighbours in memory are columns are read in sectors that a narrow block does not use up.
     waste = 1.0
     if not figures.contiguous:
@@ -78,5 +80,23 @@ def _time(figures: Figures, target: Target, tile: dict[str, int]) -> float | Non
     memory = per_core * (fetched + shared) / (rate * in_flight(flight, target))
     arithmetic = figures.products * n * repeat * figures.k / useful * (figures.m + 1.5) / _OPERATIONS_PER_NS
     reductions = 40.0 * figures.products * figures.m * repeat * warps / 8
+    # Rows lie in other threads than the weights they meet, where a block of k has no work for all of them.
+    exchange = _EXCHANGE_NS * figures.m * blocks if k < 256 * warps else 0.0
     work = per_core * (arithmetic + reductions)
-    return _START_NS + max(memory, work) + 0.1 * work + (rounds - 1) * _NEXT_NS / each
+    return (
+        _START_NS
+        + max(memory, work)
+        + 0.1 * work
+        + per_core * exchange / each
+        + (rounds - 1) * _NEXT_NS / each
+    )
+
+
+def _registers(figures: Figures, tile: dict[str, int], weights: float, ahead: int) -> float:
+    """Registers of a thread. Within a block of columns the compiler requests weights earlier than the source does."""
+    n, k, warps, repeat = tile["n"], tile["k"], tile["warps"], tile.get("repeat", 1)
+    blocks = ceil(figures.k / k)
+    moving = min(blocks * repeat, max(ahead + 1, min(blocks, 2 * ahead + 2)))
+    sums = 1.25 * figures.products * figures.m * n * k / (32 * warps) if blocks > 1 else 0.0
+    row = figures.m * max(8, k / (32 * warps))
+    return 20 + moving * weights + sums + row * (max(1.5, 0.5 * blocks) if repeat > 1 else 1.5)

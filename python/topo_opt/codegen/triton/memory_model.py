@@ -9,14 +9,16 @@ from topo_opt.codegen.triton.target import Target
 Ranked = list[tuple[float, dict[str, int]]]
 """Tiles with their estimated times in ns."""
 
-REGISTERS = 232
-"""Registers of a thread that a tile may need, by estimate; the limit is 255."""
+REGISTERS = 200
+"""Registers of a thread that a tile may need, by estimate; the limit is 255, and beyond it values spill."""
 CACHED = 0.5
 """What a byte from L2 costs of one from memory."""
 SECTOR_BYTES = 32
 """Bytes that memory hands out at a time."""
 LATENCY_NS = 1000.0
 """From a load to its data on a busy machine."""
+ALONE = 1.5
+"""What a core draws from memory when the others rest, of its part when they don't."""
 _REGISTERS_PER_CORE, _THREADS_PER_CORE, _PROGRAMS_PER_CORE = 65536, 2048, 32
 
 
@@ -32,3 +34,11 @@ def in_flight(flight_bytes: float, target: Target) -> float:
     """Share of the memory rate that a core reaches with so many bytes requested at once; saturates smoothly."""
     wanted = target.memory_bytes_per_s / target.cores * LATENCY_NS * 1e-9
     return 1.0 - exp(-2.0 * max(flight_bytes, 1.0) / wanted)
+
+
+def share(programs: int, target: Target) -> float:
+    """Programs whose time a launch takes, one after the other at a core's part of the memory rate.
+
+    Cores that have no more programs leave their part to the others, which can use some of it.
+    """
+    return max(programs / target.cores, -(-programs // target.cores) / ALONE)
