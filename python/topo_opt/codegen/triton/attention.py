@@ -21,7 +21,7 @@ from topo_opt.codegen.kernel_source import KernelSource, Param
 from topo_opt.codegen.triton import attention_bounds, attention_descriptors
 from topo_opt.codegen.triton.attention_space import LOG2E, AttentionSpace
 from topo_opt.codegen.triton.attention_split import Split, exponential
-from topo_opt.codegen.triton.element_types import storage_type
+from topo_opt.codegen.triton.element_types import dot_precision, storage_type
 from topo_opt.codegen.triton.emit import Axis, Value
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.errors import UnsupportedError
@@ -203,7 +203,7 @@ class _Attention(AttentionSpace):
     def _visit(self, query: str, bounds: _Bounds) -> None:
         """One loop over blocks of keys: scores, their softmax so far, and the weighted sum of values."""
         line, bind, problem = self.writer.line, self.writer.bind, self.problem
-        exact = ', input_precision="ieee"' if problem.element == "f32" else ""
+        exact = dot_precision(problem.element)
         with (
             self._unmasked_keys(bounds.keys),
             self.emitter.scope(f"for n0 in range({bounds.low}, {bounds.high}, BLOCK_N):"),

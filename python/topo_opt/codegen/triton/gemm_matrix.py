@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import partial
 
 from topo_opt.codegen.kernel_source import KernelSource, Param
+from topo_opt.codegen.triton.element_types import dot_precision
 from topo_opt.codegen.triton.emit import Axis
 from topo_opt.codegen.triton.gemm_base import Accumulator, Gemm, Place
 from topo_opt.codegen.triton.gemm_descriptors import BlockAxis, Operand, describe
@@ -110,7 +111,7 @@ class Matrix(Gemm):
 
     @property
     def _precision(self) -> str:
-        return ', input_precision="ieee"' if self.element == "f32" else ""
+        return dot_precision(self.element)
 
     # -- operands ---------------------------------------------------------------------------------------------------
 

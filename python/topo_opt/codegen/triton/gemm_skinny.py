@@ -14,7 +14,7 @@ from functools import cached_property
 
 from topo_opt.codegen.kernel_source import KernelSource, Scratch
 from topo_opt.codegen.triton import arrivals
-from topo_opt.codegen.triton.element_types import compute_type, signature_type
+from topo_opt.codegen.triton.element_types import compute_type, dot_precision, signature_type
 from topo_opt.codegen.triton.emit import Axis
 from topo_opt.codegen.triton.gemm_base import Gemm, Place, Statistic
 from topo_opt.codegen.triton.kernel import next_power_of_two
@@ -188,7 +188,7 @@ class Skinny(Gemm):
                 self.writer.line(f"stat{i} = {self._down(statistic, f'stat{i}')}")
 
     def _step(self, steps: _Steps, first: bool) -> None:
-        precision = ', input_precision="ieee"' if self.element == "f32" else ""
+        precision = dot_precision(self.element)
         for accumulator, (weights, rows) in zip(self._accumulators, self._factors(steps)):
             name = self._names[accumulator.request]
             before = "" if first else f", {name}"

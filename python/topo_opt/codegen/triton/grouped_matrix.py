@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.triton.attention_descriptors import Descriptor, find
+from topo_opt.codegen.triton.element_types import dot_precision
 from topo_opt.codegen.triton.emit import Axis
 from topo_opt.codegen.triton.grouped_base import Experts
 from topo_opt.codegen.triton.kernel import next_power_of_two
@@ -87,7 +88,7 @@ class GroupedMatrix(Experts):
         shape = "(BLOCK_N, BLOCK_M)" if self.swapped else "(BLOCK_M, BLOCK_N)"
         for name in names:
             line(f"{name} = tl.zeros({shape}, tl.float32)")
-        precision = ', input_precision="ieee"' if problem.element == "f32" else ""
+        precision = dot_precision(problem.element)
         kx, kw = symbol("kx", problem.inner), symbol("kw", problem.inner)
         x_shape, w_shape = ("(BLOCK_K, BLOCK_M)", "(BLOCK_N, BLOCK_K)") if self.swapped else (
             "(BLOCK_M, BLOCK_K)", "(BLOCK_K, BLOCK_N)"
