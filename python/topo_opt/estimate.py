@@ -16,7 +16,7 @@ from topo_opt.codegen.triton.pack import is_pack, members_of
 from topo_opt.structured.graph import Graph, Node, element_bytes, read
 from topo_opt.topology import Device
 
-_MATRIX_OPS = ("linalg.contract", "topo.attention")
+_MATRIX_OPS = ("linalg.contract", "topo.attention", "topo.grouped_product")
 # MLIR element type -> the name of its rate in a topology; what is not listed computes in f32.
 _RATES = {"f64": "f64", "bf16": "bf16", "f16": "f16", "f8E4M3FN": "f8", "f8E5M2": "f8", "i8": "i8"}
 
@@ -76,6 +76,9 @@ def declared_traffic(func: ir.Operation) -> int:
 def _matrix_ops(graph: Graph, node: Node) -> int:
     if node.name == "linalg.contract":
         return 2 * math.prod(node.domain)
+    if node.name == "topo.grouped_product":
+        rows, inner = graph.values[node.operands[0]].shape or (0, 0)
+        return 2 * rows * inner * (graph.values[node.results[0]].shape or (0, 0))[1]
     q, k, v = (graph.values[operand].shape or () for operand in node.operands[:3])
     batch, heads, rows, depth = q
     pairs = batch * heads * rows * k[2]
@@ -104,10 +107,29 @@ def _traffic(graph: Graph) -> int:
         if readers and all(_gathers(reader, argument) for reader in readers):
             # A table that is only looked up in costs what is looked up, not what it holds.
             size = min(size, sum(graph.values[r].nbytes for reader in readers for r in reader.results))
-        total += size if readers else 0
+        picked = [
+            share for reader in readers if (share := _picked_share(graph, reader, argument)) is not None
+        ]
+        total += int(size * min(picked, default=1.0)) if readers else 0
     for position, value in enumerate(graph.returns):
         total += _written_bytes(graph, value) if position in rewritten else graph.values[value].nbytes
     return total
+
+
+def _picked_share(graph: Graph, node: Node, argument: int) -> float | None:
+    """The share of its matrices that a grouped product is expected to read, its rows picking at random; None for other reads."""
+    product = node
+    while product.name != "topo.grouped_product":  # a transpose of the weights, which is never made
+        users = [n for n in graph.nodes if any(r in n.operands for r in product.results)]
+        if len(users) != 1 or len(product.results) != 1 or product.has_reduction:
+            return None
+        if graph.values[product.results[0]].numel != graph.values[argument].numel:
+            return None
+        argument, product = product.results[0], users[0]
+    if product.operands[1] != argument:
+        return None
+    rows, groups = ((graph.values[product.operands[i]].shape or (1,))[0] for i in (0, 1))
+    return 1 - (1 - 1 / groups) ** rows
 
 
 def _rewritten(func: ir.Operation) -> dict[int, int]:

@@ -271,3 +271,38 @@ def test_a_row_of_another_token_is_not_part_of_the_kernel():
     text = text[:rows].replace("-> tensor<2x8xf32> {\n      %p", "-> tensor<8xf32> {\n      %p") + summed
     assert families(kernels_of(text)) == ["experts", "loops"]
     assert check_kernels(kernels_of(text))
+
+
+# -- what others must know of them --------------------------------------------------------------------------------------
+
+
+def test_the_floor_counts_the_matrices_that_are_reached():
+    from topo_opt.estimate import work_of
+
+    module = kernels_of(product_text(1, 2, 256, 64, 64, "bf16", "nk"))
+    (function,) = kernel_functions(module)
+    work, matrix = work_of(function), 256 * 128 * 2
+    assert 1.9 * matrix < work.nbytes < 2.1 * matrix
+    assert dict(work.matrix_ops) == {"bf16": 2 * 2 * 256 * 128}
+
+
+def test_tuning_spreads_rows_evenly_over_groups():
+    from topo_opt.tuning.arguments import signature_of
+
+    module = kernels_of(product_text(20, 2, 16, 8, 4, "bf16", "nk"))
+    function = kernel_functions(module)[-1]
+    fills = {(a.fill, a.bound, a.shape) for a in signature_of(function).arguments if a.fill != "normal"}
+    assert ("ends", 40, (5,)) in fills and ("index", 40, (40,)) in fills and ("index", 4, (40,)) in fills
+
+
+def test_candidates_are_distinct_and_lower():
+    from topo_opt.codegen.triton.kernel import Kernel
+    from topo_opt.tuning.search_space import candidates, lower
+
+    for text in (product_text(20, 2, 64, 64, 2, "bf16", "nk"), product_text(1, 2, 2048, 64, 64, "bf16", "nk")):
+        module = kernels_of(text)
+        with module.context, ir.Location.unknown():
+            kernel = Kernel(kernel_functions(module)[-1], Target())
+            found = candidates(kernel)
+            assert len(found) > 3 and len({str(sorted(t.items())) for t in found}) == len(found)
+            assert len({lower(kernel, t).digest() for t in found}) == len(found)

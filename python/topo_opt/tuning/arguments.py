@@ -7,6 +7,7 @@ index, or compared with one, lie in its range and reach its end: a decode step i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch_mlir import ir
@@ -41,11 +42,16 @@ def signature_of(
     if cold is None:
         known = range(len(graph.arguments)) if immutable is None else (*immutable, *inout.values())
         cold = frozenset(known)
+    # Where the groups of a grouped product end: rows spread evenly over them.
+    ends = {
+        n.operands[4]: (graph.values[n.operands[3]].shape or (0,))[0] for n in graph.nodes if _is_sorted(n)
+    }
     arguments = []
     for position, value in enumerate(graph.arguments):
         info = graph.values[value]
         from_memory = position in cold or 2 * info.nbytes > l2_bytes
-        arguments.append(_argument(info.shape or (), info.element, bounds.get(position), from_memory))
+        argument = _argument(info.shape or (), info.element, bounds.get(position), from_memory)
+        arguments.append(replace(argument, fill="ends", bound=ends[value]) if value in ends else argument)
     results = [
         Result(
             graph.values[v].shape or (),
@@ -66,6 +72,11 @@ def _argument(shape: tuple[int, ...], element: str, bound: int | None, cold: boo
     if element_bytes(element) < 4 and bound is None:
         return Argument(shape, dtype, "small", 0, cold)
     return Argument(shape, dtype, "index", bound or 1, cold)
+
+
+def _is_sorted(node: Node) -> bool:
+    """Whether a node is a grouped product that says where its groups end."""
+    return node.name == "topo.grouped_product" and len(node.operands) > 4
 
 
 def index_bounds(graph: Graph, members: Mapping[str, ir.Operation]) -> dict[int, int]:
@@ -114,6 +125,13 @@ class _Flow:
                 yield from self._arguments(self._of(node.operands[2]), shape(node.operands[0])[dim])
             case "tm_tensor.scatter":
                 yield from self._arguments(self._of(node.operands[1]), shape(node.operands[2])[0])
+            case "topo.grouped_product":
+                yield from self._arguments(self._of(node.operands[2]), shape(node.operands[1])[0])
+                for operand in node.operands[3:4]:  # the order of the rows: each of them once
+                    yield from self._arguments(self._of(operand), shape(operand)[0])
+            case "topo.group_rows":
+                groups = ir.IntegerAttr(node.op.attributes["groups"]).value
+                yield from self._arguments(self._of(node.operands[0]), groups)
             case "topo.attention":
                 for operand in node.operands[3:]:
                     yield from self._arguments(self._of(operand), shape(node.operands[1])[2])

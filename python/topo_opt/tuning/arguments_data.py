@@ -9,7 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Argument:
-    """One kernel argument. `fill`: "normal", "true", "small" (integers that are data) or "index" (below `bound`)."""
+    """One kernel argument. `fill`: "normal", "true", "small" (integers that are data), "index" (below `bound`) or "ends" (from 0
+    to `bound` in equal steps, the groups of so many rows)."""
 
     shape: tuple[int, ...]
     dtype: str

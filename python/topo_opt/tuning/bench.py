@@ -163,6 +163,9 @@ def _fill(argument: Argument, device: torch.device, generator: torch.Generator) 
             return torch.ones(shape, dtype=dtype, device=device)
         case "small":
             return torch.randint(-8, 8, shape, generator=generator, device=device).to(dtype)
+        case "ends":
+            steps = torch.arange(count, device=device) * argument.bound // max(count - 1, 1)
+            return steps.to(dtype).reshape(shape)
         case "index":
             last = argument.bound - min(count, argument.bound)
             return (torch.arange(count, device=device) % argument.bound + last).clamp_(
