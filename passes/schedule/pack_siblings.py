@@ -131,7 +131,8 @@ class _Rewriter:
     def __init__(self, module: ir.Operation, kernels: dict[str, ir.Operation]):
         self.module, self.kernels = module, kernels
         self.before = set(kernels)
-        self.packs: dict[str, str] = {}
+        self.packs: dict[tuple, str] = {}
+        self.members: dict[tuple, str] = {}
 
     def rewrite(self, function: ir.Operation, packs: Sequence[Pack]) -> None:
         block = function.regions[0].blocks[0]
@@ -160,6 +161,12 @@ class _Rewriter:
 
     def _member(self, candidate: Candidate) -> str:
         """The kernel function with the tile that was chosen; a copy when that is another one."""
+        key = (candidate.symbol, *sorted(candidate.tile.items()))
+        if key not in self.members:
+            self.members[key] = self._made_member(candidate)
+        return self.members[key]
+
+    def _made_member(self, candidate: Candidate) -> str:
         original = self.kernels[candidate.symbol]
         if plain(ir.DictAttr(original.attributes["topo.kernel"]))["tile"] == candidate.tile:
             return candidate.symbol
@@ -177,6 +184,10 @@ class _Rewriter:
         self, calls: Sequence[ir.Operation], symbols: Sequence[str], operands: Sequence[ir.Value]
     ) -> str:
         """The pack that calls the kernels `symbols` as `calls` do, on arguments that stand for `operands`."""
+        # Members decide all types, so these tell the whole pack.
+        key = tuple((s, *map(operands.index, call.operands)) for s, call in zip(symbols, calls))
+        if key in self.packs:
+            return self.packs[key]
         results = [r.type for call in calls for r in call.results]
         with ir.InsertionPoint(self.module.regions[0].blocks[0]), ir.Location.unknown(self.module.context):
             kind = ir.FunctionType.get([v.type for v in operands], results)
@@ -190,10 +201,7 @@ class _Rewriter:
                 func.ReturnOp(returned)
         _describe(made.operation, [self.kernels[s] for s in symbols], calls, operands)
         text = made.operation.get_asm(use_local_scope=True)
-        if text in self.packs:
-            made.operation.erase()
-            return self.packs[text]
-        name = self.packs[text] = f"k_pack_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+        name = self.packs[key] = f"k_pack_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
         made.operation.attributes["sym_name"] = ir.StringAttr.get(name, self.module.context)
         self.kernels[name] = made.operation
         return name
