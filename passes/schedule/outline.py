@@ -81,16 +81,51 @@ class Outliner:
     """
 
     module: ir.Operation
-    known: dict[str, str] = field(default_factory=dict)
+    made: set[str] = field(default_factory=set)
+    """Names of the kernels in the module."""
     verdicts: dict[str, bool] = field(default_factory=dict)
+    """Kernel name -> whether there is code for it."""
+    _names: dict[tuple, str] = field(default_factory=dict)
+    """Groups whose kernel is known, so that none is built only to find its name."""
 
     def make(self, roles: Roles, group: Group, inputs: Sequence[int], results: Sequence[int]) -> str:
         """Builds the kernel function of a group and returns its symbol name."""
-        graph = roles.graph
+        name = self._names.get(_key(roles, group, inputs, results))
+        if name is None or name not in self.made:
+            outlined, name = self._build(roles, group, inputs, results)
+            if name in self.made:
+                outlined.erase()
+            else:
+                self.made.add(name)
+                outlined.attributes["sym_name"] = ir.StringAttr.get(name)
+        return name
+
+    def lowers(self, roles: Roles, group: Group, inputs: Sequence[int], results: Sequence[int]) -> bool:
+        """Whether code generation finds every value of the group at indices that the kernel's tile has."""
+        from topo_opt.codegen.triton import lower_kernel
+
+        key = _key(roles, group, inputs, results)
+        if key not in self._names:
+            outlined, name = self._build(roles, group, inputs, results)
+            self._names[key] = name
+            if name not in self.verdicts:
+                outlined.attributes["sym_name"] = ir.StringAttr.get(name)
+                try:
+                    lower_kernel(outlined)
+                    self.verdicts[name] = True
+                except UnsupportedError as error:
+                    log.debug("group of %d ops is not one kernel: %s", len(group.nodes), error)
+                    self.verdicts[name] = False
+            outlined.erase()
+        return self.verdicts[self._names[key]]
+
+    def _build(
+        self, roles: Roles, group: Group, inputs: Sequence[int], results: Sequence[int]
+    ) -> tuple[ir.Operation, str]:
+        """A new function at the end of the module, and the name that its text gives it."""
+        handles = roles.graph.handles
         block = self.module.regions[0].blocks[0]
-        kind = ir.FunctionType.get(
-            [graph.handles[v].type for v in inputs], [graph.handles[v].type for v in results]
-        )
+        kind = ir.FunctionType.get([handles[v].type for v in inputs], [handles[v].type for v in results])
         family = ir.StringAttr(group.attributes["family"]).value
         with ir.InsertionPoint(block), ir.Location.unknown():
             outlined = func.FuncOp("kernel", kind, visibility="private")
@@ -103,31 +138,14 @@ class Outliner:
             func.ReturnOp([mapping[v] for v in results])
         # Local scope: otherwise the printer numbers, names and verifies the whole module for every kernel.
         text = outlined.operation.get_asm(use_local_scope=True)
-        name = self.known.get(text)
-        if name is not None:
-            outlined.operation.erase()
-            return name
-        name = self.known[text] = f"k_{family}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
-        outlined.operation.attributes["sym_name"] = ir.StringAttr.get(name)
-        return name
+        return outlined.operation, f"k_{family}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
-    def lowers(self, roles: Roles, group: Group, inputs: Sequence[int], results: Sequence[int]) -> bool:
-        """Whether code generation finds every value of the group at indices that the kernel's tile has."""
-        from topo_opt.codegen.triton import lower_kernel
 
-        fresh = Outliner(self.module)
-        name = fresh.make(roles, group, inputs, results)
-        block = self.module.regions[0].blocks[0]
-        outlined = block.operations[len(block.operations) - 1].operation
-        if name not in self.verdicts:
-            try:
-                lower_kernel(outlined)
-                self.verdicts[name] = True
-            except UnsupportedError as error:
-                log.debug("group of %d ops is not one kernel: %s", len(group.nodes), error)
-                self.verdicts[name] = False
-        outlined.erase()
-        return self.verdicts[name]
+def _key(roles: Roles, group: Group, inputs: Sequence[int], results: Sequence[int]) -> tuple:
+    """What tells one group of a module from another."""
+    function = ir.StringAttr(roles.graph.func.attributes["sym_name"]).value
+    attributes = tuple((name, str(value)) for name, value in sorted(group.attributes.items()))
+    return function, tuple(n.id for n in group.nodes), tuple(inputs), tuple(results), attributes
 
 
 def clone_nodes(roles: Roles, nodes: Iterable[Node], mapping: dict[int, ir.Value]) -> None:
