@@ -13,6 +13,7 @@ PASSES = {
     "topo-lower-torch": "topo_opt.passes.ingest.lower_torch:LowerTorch",
     "topo-raise-rotary": "topo_opt.passes.ingest.raise_rotary:RaiseRotary",
     "topo-raise-masks": "topo_opt.passes.ingest.raise_masks:RaiseMasks",
+    "topo-count-recognised": "topo_opt.passes.ingest.count_recognised:CountRecognised",
     "topo-verify-structured": "topo_opt.passes.ingest.verify_structured:VerifyStructured",
     "topo-sink-row-scale": "topo_opt.passes.schedule.sink_row_scale:SinkRowScale",
     "topo-form-expert-kernels": "topo_opt.passes.schedule.form_expert_kernels:FormExpertKernels",

@@ -81,6 +81,10 @@ class Report:
     left: tuple[Remark, ...]
     tuning: dict[str, Any]
     """The mode, and notes about what could not be measured or read."""
+    recognised: dict[str, int]
+    """Pattern of models -> how often it was recognised in one call of every function (`topo-count-recognised`)."""
+    missed: tuple[str, ...]
+    """What looks like a pattern and was not recognised: the reason, and where it stands in the model."""
 
     def as_json(self) -> dict[str, Any]:
         """report.json."""
@@ -118,7 +122,24 @@ def build(compilation: Compilation, resources: Mapping[str, Any] | None = None) 
         {"mode": tuned.mode, "notes": tuned.notes}
         if (tuned := compilation.tuned)
         else {"mode": "off", "notes": []},
+        _recognised(compilation),
+        tuple(dict.fromkeys(_texts(compilation, "topo.missed"))),
     )
+
+
+def _recognised(compilation: Compilation) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for _, function in plan_functions(compilation.module):
+        if "topo.recognised" in function.attributes:
+            counts.update(plain(ir.DictAttr(function.attributes["topo.recognised"])))
+    return dict(sorted(counts.items()))
+
+
+def _texts(compilation: Compilation, attribute: str) -> Iterator[str]:
+    """The texts of an attribute of the plan functions."""
+    for _, function in plan_functions(compilation.module):
+        if attribute in function.attributes:
+            yield from plain(ir.ArrayAttr(function.attributes[attribute]))
 
 
 def _with_share(row: KernelRow, total: float) -> KernelRow:
@@ -264,6 +285,9 @@ def render(report: Report, stream: TextIO, *, width: int | None = None) -> None:
     console.print(_tuning_line(report), markup=False)
     for note in report.tuning["notes"]:
         console.print(f"tuning: {note}", markup=False)
+    console.print(_recognised_line(report.recognised), markup=False)
+    for miss in report.missed:
+        console.print(f"not recognised: {miss}", markup=False)
     for line in _left_lines(report.left):
         console.print(line, markup=False)
 
@@ -283,6 +307,11 @@ def _tuning_line(report: Report) -> str:
     bases = Counter(row.tuning["basis"] for row in report.kernels if row.tuning)
     parts = [f"{bases[b]} by {_BASES[b]}" for b in _BASES if bases[b]]
     return f"tiles: {', '.join(parts) or 'none'}"
+
+
+def _recognised_line(counts: Mapping[str, int]) -> str:
+    """All patterns with their counts."""
+    return f"recognised: {', '.join(f'{name} {n}' for name, n in counts.items()) or 'nothing'}"
 
 
 def _function_line(row: FunctionRow) -> str:

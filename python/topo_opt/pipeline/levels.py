@@ -21,7 +21,7 @@ def _ingest(level: int, topology: str | None) -> list[str]:
 
 
 # What models spell out and kernels want whole; not at -O0, where every op stays as it was written.
-_RECOGNISE = ("topo-raise-rotary", "topo-raise-masks")
+_RECOGNISE = ("topo-raise-rotary", "topo-raise-masks", "topo-count-recognised")
 
 
 def _schedule(level: int, topology: str | None) -> list[str]:
