@@ -5,9 +5,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from test_attention_kernels import DTYPES, lowered, qkv, run, tensor
+from test_attention_kernels import DTYPES, attention_op, lowered, qkv, run, tensor
+from torch_mlir import ir
 
+from topo_opt.codegen.triton.kernel import Kernel
+from topo_opt.dialects import load
 from topo_opt.runtime.numerics import compare
+from topo_opt.tuning import search_space
 
 
 @dataclass(frozen=True)
@@ -148,3 +152,25 @@ def test_keys_that_no_row_sees_are_not_read():
     )
     ours = run(source, [q, k, v, torch.tensor([[63]])], q.shape, q.dtype)
     assert ours.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "grid_rows"),
+    [((1, 32, 8, 2048, 2048, 64), 32), ((1, 32, 8, 1, 1024, 64), 8), ((2, 8, 8, 300, 300, 256), 16)],
+)
+def test_candidates_have_code(shape, grid_rows):
+    """Every tile that is offered can be launched, or says why it has no code (descriptors)."""
+    b, h, g, m, n, d = shape
+    types = [tensor((b, h, m, d), "bf16"), *[tensor((b, g, n, d), "bf16")] * 2]
+    body = attention_op("%out", [(f"%arg{i}", t) for i, t in enumerate(types)], types[0], 0.125, m > 1)
+    text = f'func.func private @k(%arg0: {types[0]}, %arg1: {types[1]}, %arg2: {types[2]}) -> {types[0]} attributes {{topo.kernel = {{family = "attention"}}}} {{\n{body}\nreturn %out : {types[0]}\n}}'
+    with ir.Context() as context, ir.Location.unknown():
+        load(context)
+        module = ir.Module.parse(text)
+        kernel = Kernel(module.body.operations[0].operation)
+        tiles = search_space.candidates(kernel)
+        assert 5 < len(tiles) <= 41
+        assert len({tuple(sorted(t.items())) for t in tiles}) == len(tiles)
+        for tile in tiles[::4]:
+            source = search_space.lower(kernel, tile)
+            assert source.grid[0] >= grid_rows

@@ -20,6 +20,7 @@ SPACES = {
     "update": "topo_opt.codegen.triton.loops_space",
     "scan": "topo_opt.codegen.triton.loops_space",
     "gemm": "topo_opt.codegen.triton.gemm_space",
+    "attention": "topo_opt.codegen.triton.attention_space",
     "experts": "topo_opt.codegen.triton.grouped_tiles",
 }
 

@@ -1,13 +1,16 @@
-"""The index space of an attention kernel: its axes, its tile, and what its scores need."""
+"""The index space of an attention kernel: its axes, its tile, what its scores need, and the tiles that it can have."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import product
 
+from topo_opt.codegen.tile_order import nearest_first
 from topo_opt.codegen.triton import attention_bounds
 from topo_opt.codegen.triton.attention_problem import Problem, read_problem
 from topo_opt.codegen.triton.attention_range import KeyRange
 from topo_opt.codegen.triton.attention_split import Split
+from topo_opt.codegen.triton.attention_tiles import MOST_SPLITS, default_tile
 from topo_opt.codegen.triton.emit import Axis, Emitter, Value
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
 from topo_opt.codegen.triton.writer import Writer
@@ -147,3 +150,51 @@ class AttentionSpace:
         shape = () if self.problem.mask is None else self.kernel.graph.values[self.problem.mask].shape or ()
         per_head = self.pack > 1 and shape[1:2] not in ((), (1,))
         return self.block_m if per_head or shape[2:3] not in ((), (1,)) else 1
+
+
+MOST_CANDIDATES = 40
+# For many rows and for few: (rows a block), (keys a block), (warps), (stages).
+_MANY_ROWS = ((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))
+_FEW_ROWS = ((16, 32), (16, 32, 64, 128), (1, 2, 4, 8), (2, 3, 4))
+
+
+MOST_REGISTERS = 200
+"""Registers a thread that accumulators and scores may take."""
+
+
+def candidates(kernel: Kernel) -> list[dict[str, int]]:
+    """Tiles to try, the default first and then by how near they are to it.
+
+    All fit the registers and the shared memory that their blocks need. A tile with descriptors stands beside its
+    neighbour without; where keys or values do not lie in memory as a descriptor says, it has no code.
+    """
+    problem, default = read_problem(kernel), default_tile(kernel)
+    depth = next_power_of_two(max(problem.depth, problem.width, 16))
+    shapes = _MANY_ROWS if default["m"] >= 64 else _FEW_ROWS
+    splits = {default["splits"]}
+    if default["splits"] > 1 or default["pack"] * problem.rows <= default["m"]:
+        splits |= {max(1, default["splits"] // 2), min(MOST_SPLITS, default["splits"] * 2)}
+    bounds = (0, 1) if problem.mask_element == "i1" else (0,)
+    found = [
+        {**default, "m": m, "n": n, "warps": warps, "stages": stages, "splits": count, "bounds": bound}
+        for m, n, warps, stages in product(*shapes)
+        for count in sorted(splits)
+        for bound in bounds
+        if _fits(kernel, problem.element, depth, (m, n, warps, stages))
+        and (count == 1 or default["pack"] * problem.rows <= m)
+        and count * n <= next_power_of_two(problem.keys)
+    ]
+    near = nearest_first(default, found)
+    if default["m"] < 64 or problem.element == "f32":
+        return near[:MOST_CANDIDATES]
+    described = [{**tile, "tma": 1} for tile in near[: MOST_CANDIDATES // 2]]
+    return [tile for pair in zip(near, described) for tile in pair]
+
+
+def _fits(kernel: Kernel, element: str, depth: int, tile: tuple[int, int, int, int]) -> bool:
+    """Whether accumulators and scores fit the registers of a program, and its blocks of q, k and v its shared memory."""
+    m, n, warps, stages = tile
+    width = 4 if element == "f32" else 2
+    registers = m * (depth + n) // (32 * warps)
+    shared = (m * depth + stages * 2 * n * depth) * width
+    return registers <= MOST_REGISTERS and shared <= kernel.target.shared_bytes
