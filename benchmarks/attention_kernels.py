@@ -170,7 +170,7 @@ def kernel_text(case: Case, name: str, tile: dict[str, int] | None) -> str:
         attributes += f", tile = {{{', '.join(f'{k} = {v} : i64' for k, v in tile.items())}}}"
     return f"""func.func private @{name}({", ".join(f"{n}: {t}" for n, t in zip(names, types))}) -> {types[0]}
         attributes {{topo.kernel = {{{attributes}}}}} {{
-      %0 = "topo.attention"({", ".join(names)}) {{causal = {str(case.causal).lower()}, scale = {case.d**-0.5!r} : f64}} : ({", ".join(types)}) -> {types[0]}
+      %0 = "topo.attention"({", ".join(names)}) {{causal = {str(case.causal).lower()}, scale = {case.d**-0.5!r} : f64, operandSegmentSizes = array<i32: 1, 1, 1, {len(types) - 3}, 0>}} : ({", ".join(types)}) -> {types[0]}
       return %0 : {types[0]}
     }}"""
 
