@@ -234,10 +234,12 @@ def test_sorted_rows_with_gate_and_up(element, layout):
 @pytest.mark.parametrize("layout", ["nk", "kn"])
 @pytest.mark.parametrize("swap", [0, 1])
 @pytest.mark.parametrize("tma", [0, 1])
-def test_every_form_of_a_tile(layout, swap, tma):
-    tile = {"m": 16, "n": 32, "k": 16, "swap": swap, "warps": 4, "stages": 2, "tma": tma}
-    (source,) = check_products(product_text(20, 2, 40, 40, 3, "bf16", layout), 3, "bf16", tile)
+@pytest.mark.parametrize("tail", [0, 16])
+def test_every_form_of_a_tile(layout, swap, tma, tail):
+    tile = {"m": 32, "n": 32, "k": 16, "swap": swap, "warps": 4, "stages": 2, "tma": tma, "tail": tail}
+    (source,) = check_products(product_text(50, 2, 40, 40, 3, "bf16", layout), 3, "bf16", tile)
     assert ("weights1.load" in source) == bool(tma)
+    assert source.count("tl.dot") == (4 if tail else 2)
 
 
 def test_more_rows_a_group_than_a_block():

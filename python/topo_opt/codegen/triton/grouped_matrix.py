@@ -3,7 +3,8 @@
 How many rows a group has is known on the device only. The grid covers the most blocks that there can be; a program finds its
 group by counting the blocks of the groups before it, and those past the last block do nothing. Rows are gathered in the
 load of x and written back where they came from. With few rows a group (`swap`) the weights are the first operand of the
-product, whose side tensor cores want long. With `tma` the hardware copies blocks of the weights.
+product, whose side tensor cores want long. With `tma` the hardware copies blocks of the weights; with `tail` the
+last rows of a group, when they are no more than that, are a smaller block.
 """
 
 from __future__ import annotations
@@ -28,13 +29,17 @@ class GroupedMatrix(Experts):
     """Blocks of rows of one group by blocks of columns."""
 
     def axes(self) -> dict[str, Axis]:
+        return self._axes("")
+
+    def _axes(self, suffix: str) -> dict[str, Axis]:
         problem, tile = self.problem, self.tile
-        return {
-            "row": Axis("row", problem.rows, "row", "row_mask"),
-            "n": self.axis("n", problem.columns, tile["n"]),
-            "kx": self.axis("kx", problem.inner, tile["k"]),
-            "kw": self.axis("kw", problem.inner, tile["k"]),
-        }
+        sizes = {"n": (problem.columns, "n"), "kx": (problem.inner, "k"), "kw": (problem.inner, "k")}
+        masked = {name: size % tile[key] for name, (size, key) in sizes.items()}
+        found = {"row": Axis("row", problem.rows, f"row{suffix}", f"row{suffix}_mask")}
+        for name, (size, _) in sizes.items():
+            mask = f"{name}{suffix}_mask" if masked[name] else None
+            found[name] = Axis(name, size, f"{name}{suffix}", mask)
+        return found
 
     @property
     def swapped(self) -> bool:
@@ -43,10 +48,21 @@ class GroupedMatrix(Experts):
     def lower(self) -> KernelSource:
         problem, tile = self.problem, self.tile
         column_blocks = -(-problem.columns // tile["n"])
+        blocks = {"BLOCK_M": tile["m"], "BLOCK_N": tile["n"], "BLOCK_K": tile["k"]}
+        tail = tile.get("tail", 0)
+        if tail:
+            blocks["BLOCK_T"] = tail
         self._find_group(column_blocks)
         with self.emitter.scope(f"if expert < {problem.groups}:"):
-            self._multiply(column_blocks)
-        blocks = {"BLOCK_M": tile["m"], "BLOCK_N": tile["n"], "BLOCK_K": tile["k"]}
+            self._find_rows(column_blocks)
+            if tail:
+                with self.emitter.scope("if end - start > BLOCK_T:"):
+                    self._multiply("BLOCK_M", "")
+                # Other names: Triton joins what both branches define.
+                with self.emitter.scope("else:"):
+                    self._multiply("BLOCK_T", "t")
+            else:
+                self._multiply("BLOCK_M", "")
         count = most_blocks(problem.rows, problem.groups, tile["m"])
         return self.source(blocks, (count * column_blocks, 1, 1))
 
@@ -65,48 +81,62 @@ class GroupedMatrix(Experts):
         line("before = tl.cumsum(blocks, 0) <= block")
         line("expert = tl.sum(before.to(tl.int32), 0)")
 
-    def _multiply(self, column_blocks: int) -> None:
-        line, problem = self.writer.line, self.problem
-        order, offsets = self.pointer(3), self.pointer(4)
-        across, down = ("[:, None]", "[None, :]") if self.swapped else ("[None, :]", "[:, None]")
+    def _find_rows(self, column_blocks: int) -> None:
+        """Where the rows of the program's block stand in the order, and the descriptors of its weights."""
+        line, offsets = self.writer.line, self.pointer(4)
         line("first = block - tl.sum(tl.where(before, blocks, 0), 0)")
         line(f"start = tl.load({offsets} + expert) + first * BLOCK_M")
         line(f"end = tl.load({offsets} + expert + 1)")
         if self.cast:
             line(f"expert = expert{self.cast}")
-        line(f"row = start + tl.arange(0, BLOCK_M){down}")
-        line("row_mask = row < end")
-        line(f"a = tl.load({order} + row, mask=row_mask, other=0){self.cast}")
         line(f"n0 = pid % {column_blocks} * BLOCK_N")
-        self.define("n", f"n0 + tl.arange(0, BLOCK_N){across}")
-        a = opaque("a", 0, problem.rows - 1, frozenset({"row"}))
-        columns = self.columns_asked(a)
-        described = (
-            [self._describe(column, i) for i, column in enumerate(columns)] if self.tile.get("tma", 0) else []
+        self.columns = self.columns_asked(self._row_of("a"))
+        self.described = (
+            [self._describe(c, i) for i, c in enumerate(self.columns)] if self.tile.get("tma") else []
         )
-        names = [f"acc{i}" for i in range(len(columns))]
-        shape = "(BLOCK_N, BLOCK_M)" if self.swapped else "(BLOCK_M, BLOCK_N)"
+
+    def _row_of(self, name: str) -> Expr:
+        return opaque(name, 0, self.problem.rows - 1, frozenset({"row"}))
+
+    def _multiply(self, block: str, suffix: str) -> None:
+        """A block of `block` rows; variables end in `suffix`."""
+        line, problem, axes = self.writer.line, self.problem, self._axes(suffix)
+        self.emitter.axes = axes
+        across, down = ("[:, None]", "[None, :]") if self.swapped else ("[None, :]", "[:, None]")
+        row, mask = axes["row"].source, axes["row"].mask
+        line(f"{row} = start + tl.arange(0, {block}){down}")
+        line(f"{mask} = {row} < end")
+        line(f"a{suffix} = tl.load({self.pointer(3)} + {row}, mask={mask}, other=0){self.cast}")
+        self.define("n", f"n0 + tl.arange(0, BLOCK_N){across}")
+        a = self._row_of(f"a{suffix}")
+        names = [f"acc{i}{suffix}" for i in range(len(self.columns))]
+        shape = f"(BLOCK_N, {block})" if self.swapped else f"({block}, BLOCK_N)"
         for name in names:
             line(f"{name} = tl.zeros({shape}, tl.float32)")
+        with self.emitter.scope(f"for k0{suffix} in range(0, {problem.inner}, BLOCK_K):"):
+            self.define("kx", f"k0{suffix} + tl.arange(0, BLOCK_K){across}")
+            if not self.described:
+                self.define("kw", f"k0{suffix} + tl.arange(0, BLOCK_K){down}")
+            self._step(a, names, block, f"k0{suffix}")
+        axes_of_tile = ("n", "row") if self.swapped else ("row", "n")
+        self.finish(a, self.columns, names, axes_of_tile, shape)
+
+    def _step(self, a: Expr, names: list[str], block: str, k0: str) -> None:
+        """The products of one block of k."""
+        problem = self.problem
         precision = dot_precision(problem.element)
         kx, kw = symbol("kx", problem.inner), symbol("kw", problem.inner)
-        x_shape, w_shape = ("(BLOCK_K, BLOCK_M)", "(BLOCK_N, BLOCK_K)") if self.swapped else (
-            "(BLOCK_M, BLOCK_K)", "(BLOCK_K, BLOCK_N)"
-        )  # fmt: skip
-        with self.emitter.scope(f"for k0 in range(0, {problem.inner}, BLOCK_K):"):
-            self.define("kx", f"k0 + tl.arange(0, BLOCK_K){across}")
-            if not described:
-                self.define("kw", f"k0 + tl.arange(0, BLOCK_K){down}")
-            rows = self.factor(self.rows_of(a, kx), "kx", {"row", "kx"}, x_shape)
-            for i, (name, column) in enumerate(zip(names, columns)):
-                if described:
-                    weights = self.writer.bind(described[i], "w")
-                else:
-                    wide = {"kw", *column.symbols}
-                    weights = self.factor(self.weights_of(kw, column), "kw", wide, w_shape)
-                pair = f"{weights}, {rows}" if self.swapped else f"{rows}, {weights}"
-                line(f"{name} = tl.dot({pair}, {name}{precision})")
-        self.finish(a, columns, names, ("n", "row") if self.swapped else ("row", "n"), shape)
+        x_shape = f"(BLOCK_K, {block})" if self.swapped else f"({block}, BLOCK_K)"
+        w_shape = "(BLOCK_N, BLOCK_K)" if self.swapped else "(BLOCK_K, BLOCK_N)"
+        rows = self.factor(self.rows_of(a, kx), "kx", {"row", "kx"}, x_shape)
+        for i, (name, column) in enumerate(zip(names, self.columns)):
+            if self.described:
+                weights = self.writer.bind(self.described[i].replace("k0", k0), "w")
+            else:
+                wide = {"kw", *column.symbols}
+                weights = self.factor(self.weights_of(kw, column), "kw", wide, w_shape)
+            pair = f"{weights}, {rows}" if self.swapped else f"{rows}, {weights}"
+            self.writer.line(f"{name} = tl.dot({pair}, {name}{precision})")
 
     def _describe(self, column: Expr, number: int) -> str:
         """Source of a block of the weights at a column, loaded through a descriptor.

@@ -97,6 +97,8 @@ _PLAIN = (
     (64, 64, 64, 4, 4),
     (32, 128, 64, 4, 4),
 )
+_FEW_FORMS: tuple[Tile, ...] = ({"swap": 1}, {"swap": 1, "tma": 1})
+_MANY_FORMS: tuple[Tile, ...] = ({"swap": 0, "tma": 1}, {"swap": 0})
 _NAMES = ("m", "n", "k", "warps", "stages")
 SWAPPED_BELOW = 24
 """Rows a group, on average, below which the weights are the first operand."""
@@ -108,7 +110,7 @@ def _matrix_tiles(kernel: Kernel, problem: Problem) -> list[Tile]:
     if problem.element == "f32":
         return [dict(_F32_TILE), dict(_F32_TILE, n=64), dict(_F32_TILE, m=64, n=64)]
     few = problem.rows / problem.groups < SWAPPED_BELOW
-    forms: list[Tile] = [{"swap": 1}, {"swap": 1, "tma": 1}] if few else [{"swap": 0, "tma": 1}, {"swap": 0}]
+    forms = _FEW_FORMS if few else _MANY_FORMS
     forms = [f for f in forms if not f.get("tma") or _described(kernel, f)]
     pairs = 2 if _accumulates_pairs(kernel, problem) else 1
     sized = [
@@ -120,9 +122,11 @@ def _matrix_tiles(kernel: Kernel, problem: Problem) -> list[Tile]:
         for row in (_SWAPPED if few else _PLAIN)
     ]
     fitting = [t for t in sized if _fits(kernel, problem, t, pairs)] or sized[-1:]
-    if not few:
-        fitting.sort(key=lambda t: _cost(problem, t, pairs))
     found = [{**t, **form} for form in forms for t in fitting]
+    if not few:
+        # A group's last rows as a block of half the size, where that is one that tensor cores take whole.
+        found += [{**t, "tail": t["m"] // 2} for t in found if t["m"] >= 128]
+        found.sort(key=lambda t: (not t.get("tma", 0), _cost(problem, t, pairs)))
     return [t for i, t in enumerate(found) if t not in found[:i]]
 
 
@@ -154,7 +158,7 @@ def _fits(kernel: Kernel, problem: Problem, tile: Tile, pairs: int) -> bool:
 
 def _cost(problem: Problem, tile: Tile, pairs: int) -> float:
     """Relative time: rows with those that fill up the last block of a group, by how fast a tile of the size multiplies."""
-    rows = problem.rows / problem.groups + tile["m"] / 2
+    rows = problem.rows / problem.groups + tile.get("tail", tile["m"]) / 2
     columns = -(-problem.columns // tile["n"]) * tile["n"]
     wide = tile["n"] * pairs
     rate = min(1.0, tile["m"] * wide / (tile["m"] + wide) / _FULL_RATE)
