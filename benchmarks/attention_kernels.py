@@ -47,6 +47,8 @@ class Case:
     filled: str = "random"
     """What the mask allows: "random" (nine of ten), "half" of the keys, or "causal"."""
     dtype: str = "bf16"
+    position: int | None = None
+    """The last key that is filled, which the kernel reads from memory (instead of a mask)."""
 
     @property
     def flops(self) -> float:
@@ -60,6 +62,7 @@ class Case:
         """Bytes that must be read and written once."""
         item = 4 if self.dtype == "fp32" else 2
         keys = self.n // 2 if self.filled == "half" else self.n
+        keys = keys if self.position is None else self.position + 1
         elements = 2 * self.b * self.h * self.m * self.d + 2 * self.b * self.g * keys * self.d
         return item * elements + math.prod(self.mask or (0,))
 
@@ -97,6 +100,11 @@ CASES = [
     *_decode("llama-1b", 64, 1024, (1, 32), "half"),
     *_decode("llama-8b", 128, 1024, (1, 8)),
     *_decode("llama-8b", 128, 8192, (1,)),
+    *(
+        Case(f"llama-1b decode b{b} n1024 at {p}", b, 32, 8, 1, 1024, 64, position=p)
+        for b in (1, 8, 32)
+        for p in (63, 511, 1023)
+    ),
 ]
 
 # m, n, warps, stages of many rows, by padded depth.
@@ -164,19 +172,23 @@ def kernel_text(case: Case, name: str, tile: dict[str, int] | None) -> str:
     types = [f"tensor<{'x'.join(map(str, s))}x{kind}>" for s in shapes]
     if case.mask:
         types.append(f"tensor<{'x'.join(map(str, case.mask))}xi1>")
+    segments, bound = [1, 1, 1, int(case.mask is not None), int(case.position is not None)], ""
+    if case.position is not None:
+        types.append("tensor<1x1xi64>")
+        bound = ", high = affine_map<(m, p) -> (p + 1)>"
     names = [f"%arg{i}" for i in range(len(types))]
     attributes = 'family = "attention"'
     if tile:
         attributes += f", tile = {{{', '.join(f'{k} = {v} : i64' for k, v in tile.items())}}}"
     return f"""func.func private @{name}({", ".join(f"{n}: {t}" for n, t in zip(names, types))}) -> {types[0]}
         attributes {{topo.kernel = {{{attributes}}}}} {{
-      %0 = "topo.attention"({", ".join(names)}) {{causal = {str(case.causal).lower()}, scale = {case.d**-0.5!r} : f64, operandSegmentSizes = array<i32: 1, 1, 1, {len(types) - 3}, 0>}} : ({", ".join(types)}) -> {types[0]}
+      %0 = "topo.attention"({", ".join(names)}) {{causal = {str(case.causal).lower()}, scale = {case.d**-0.5!r} : f64, operandSegmentSizes = array<i32: {", ".join(map(str, segments))}>{bound}}} : ({", ".join(types)}) -> {types[0]}
       return %0 : {types[0]}
     }}"""
 
 
-def prepare(folder: Path) -> None:
-    """Writes one file a kernel and `index.json`."""
+def prepare(folder: Path, only: str) -> None:
+    """Writes one file a kernel and `index.json`, for the cases whose name contains `only`."""
     from torch_mlir import ir
 
     from topo_opt.codegen.triton import lower_kernel
@@ -194,6 +206,8 @@ def prepare(folder: Path) -> None:
             return module, module.body.operations[0].operation
 
         for number, case in enumerate(CASES):
+            if only not in case.name:
+                continue
             _keep, op = parsed(kernel_text(case, "k", None))
             default = default_tile(Kernel(op))
             for tile in [default, *(t for t in tiles(case) if t != default)]:
@@ -297,6 +311,8 @@ class Inputs:
             tensors = [torch.randn(s, device="cuda").to(dtype) for s in shapes]
             if case.mask:
                 tensors.append(self._mask())
+            if case.position is not None:
+                tensors.append(torch.full((1, 1), case.position, device="cuda"))
             self.sets.append(tensors)
         self.exact = self._exact(*self.sets[0])
 
@@ -314,6 +330,7 @@ class Inputs:
         import torch
 
         case, group = self.case, self.case.h // self.case.g
+        mask = seen(mask, case.n)
         out = torch.empty(q.shape, dtype=torch.float64, device="cuda")
         for b, h in itertools.product(range(case.b), range(case.h)):
             scores = q[b, h].double() @ k[b, h // group].double().T * case.d**-0.5
@@ -330,6 +347,15 @@ class Inputs:
         return (result.double() - self.exact).square().mean().sqrt().item()
 
 
+def seen(given: Any, keys: int) -> Any:
+    """A mask as torch takes it, from a mask or from the position of the last key."""
+    import torch
+
+    if given is None or given.dtype == torch.bool:
+        return given
+    return (torch.arange(keys, device=given.device) <= given)[None, None]
+
+
 def torch_attention(inputs: Inputs) -> tuple[float, float, str]:
     """(microseconds, error, backend) of the fastest backend of scaled_dot_product_attention."""
     import torch.nn.functional as F
@@ -341,7 +367,12 @@ def torch_attention(inputs: Inputs) -> tuple[float, float, str]:
         def call(tensors: list[Any]) -> Any:
             q, k, v, *mask = tensors
             return F.scaled_dot_product_attention(
-                q, k, v, mask[0] if mask else None, is_causal=case.causal, enable_gqa=case.h != case.g
+                q,
+                k,
+                v,
+                seen(mask[0], case.n) if mask else None,
+                is_causal=case.causal,
+                enable_gqa=case.h != case.g,
             )
 
         try:
@@ -446,7 +477,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose name contains this")
     arguments = parser.parse_args()
     if arguments.prepare:
-        prepare(arguments.prepare)
+        prepare(arguments.prepare, arguments.only)
     if arguments.run:
         run(arguments.run, arguments.only)
     if not (arguments.prepare or arguments.run):
