@@ -24,7 +24,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "i32": "int32", "i1": "bool"}
+DTYPES = {
+    "i64": "int64",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "i32": "int32",
+    "i1": "bool",
+}
 MLIR = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "i1": "i1"}
 COLD_BYTES = 160 << 20
 """Inputs of one measurement together; the L2 cache of an H200 holds 50 MiB."""
@@ -153,7 +160,7 @@ def tiles(case: Case) -> list[dict[str, int]]:
     )
     return [
         {"m": 16, "n": n, "warps": w, "stages": s, "pack": group, "splits": p, "bounds": bounds, "tma": 0}
-        for (n, w, s), p, bounds in itertools.product(DECODE, splits, (0, 1))
+        for (n, w, s), p, bounds in itertools.product(DECODE, splits, (0, 1) if case.mask else (0,))
         if case.n // p >= n
     ]
 
