@@ -7,6 +7,7 @@ import torch
 from kernel_check import launch
 from torch_mlir import ir
 
+import topo_opt
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.loops import lower
 from topo_opt.codegen.triton.loops_tiles import default_tile, read_layout
@@ -180,3 +181,17 @@ def test_rows_that_are_read_twice_stay_in_one_block_as_long_as_they_fit():
     assert tile["r"] == 16384
     ((_, tile),) = tile_of(lambda x: torch.softmax(x, 1), meta(4096, 20000))
     assert tile["r"] < 20000
+
+
+def test_long_rows_are_split_into_kernels_that_give_what_eager_gives():
+    class Long(torch.nn.Module):
+        def forward(self, x):
+            return torch.softmax(x, 1), torch.nn.functional.layer_norm(x, x.shape[1:])
+
+    x = torch.randn(2, 40000) + 3
+    program = topo_opt.compile(Long(), (x,), device="cpu", strict=True)
+    steps = [s.kernel for s in program.variants("main")[0].steps if hasattr(s, "kernel")]
+    assert len(steps) >= 2
+    for ours, exact, eager in zip(program(x), Long()(x.double()), Long()(x), strict=True):
+        allowed = 2 * (eager - exact).abs().max() + 1e-6 * exact.abs().max()
+        assert (ours - exact).abs().max() <= allowed
