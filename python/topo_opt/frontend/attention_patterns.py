@@ -93,21 +93,22 @@ def find(graph: fx.Graph, extern: Mapping[str, str]) -> Attentions:
 
 def lower(b: GraphBuilder, node: fx.Node, env: Env, scores: Scores) -> Argument:
     """The attention in place of `node`, its second product."""
-    q, kt, v = _operands(node, scores)
+    query, keys, values = _operands(node, scores)
     lead = scores.shape[:-2]
     raised = scores.product.meta["val"].shape[:-2]
     folded = [
-        _placed(b, b_env(b, env, q), raised, lead),
-        _placed(b, b.emit(aten.transpose.int, b_env(b, env, kt), -2, -1), raised, lead),
-        _placed(b, b_env(b, env, v), node.meta["val"].shape[:-2], lead),
+        _placed(b, _unwrapped(b, env, query), raised, lead),
+        _placed(b, b.emit(aten.transpose.int, _unwrapped(b, env, keys), -2, -1), raised, lead),
+        _placed(b, _unwrapped(b, env, values), node.meta["val"].shape[:-2], lead),
     ]
     mask = _mask(b, env, scores)
-    result = attention(b, *folded, mask, scale=scores.scale, softcap=scores.softcap)
+    q, k, v = folded
+    result = attention(b, q, k, v, mask, scale=scores.scale, softcap=scores.softcap)
     shape = list(node.meta["val"].shape)
     return result if list(result.meta["val"].shape) == shape else b.emit(aten.reshape.default, result, shape)
 
 
-def b_env(b: GraphBuilder, env: Env, place: _Operand) -> fx.Node:
+def _unwrapped(b: GraphBuilder, env: Env, place: _Operand) -> fx.Node:
     """The value of an operand without the cast that widened it."""
     value = env[place.node]
     for dims in place.transposed:
@@ -277,7 +278,7 @@ def _scores(softmax: fx.Node) -> Scores | None:
                 if found.softcap is not None or found.scale != 1.0:
                     _miss("scores are capped twice")
                 found, factor = replace(found, softcap=factor), 1.0
-            case _:
+            case (_, _, _):
                 if factor != 1.0 or found.softcap is not None:
                     _miss("scores are scaled or capped after they are masked")
                 found = replace(found, masks=(*found.masks, change))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch_mlir import ir
 
@@ -112,8 +112,9 @@ class Evaluator:
         if op.name == "tensor.extract":
             return self._extracted(op, scalars)
         rule = _RULES.get(op.name)
-        operands = [self._scalar(o, scalars) for o in op.operands]
-        if None in operands:
+        found = [self._scalar(o, scalars) for o in op.operands]
+        operands = [o for o in found if o is not None]
+        if len(operands) < len(found):
             return None
         if op.name == "arith.divsi":
             return self._quotient(*operands)
@@ -151,7 +152,7 @@ def _number(attribute: ir.Attribute) -> Known:
     return float(ir.FloatAttr(attribute).value)
 
 
-def _formula(value: Known) -> bool:
+def _formula(value: Known) -> TypeGuard[f.Formula]:
     return isinstance(value, f.Formula)
 
 
