@@ -1,6 +1,7 @@
 """Whole models on one GPU beside eager and Inductor, side by side in one run.
 
     python benchmarks/gpu_models.py --prepare DIR [case ...]   # compiles bundles from meta-device exports; needs no GPU
+                                    [--tune short --tuning-time 30]   # with one, measures tiles
     python benchmarks/gpu_models.py --run DIR [case ...] [--peers graph,default,max-autotune]
 
 Prints one line a case and peer: median milliseconds with the quartiles, the ratio to Inductor max-autotune, the share of the
@@ -28,8 +29,8 @@ from bench_models import CASES, Work
 PEERS = ("graph", "default", "max-autotune")
 
 
-def prepare(folder: Path, cases: list[str]) -> None:
-    """Writes a bundle without weights for every case."""
+def prepare(folder: Path, cases: list[str], tuning: dict[str, Any]) -> None:
+    """Writes a bundle without weights for every case; `tuning` are the tuning options of the driver."""
     from topo_opt import driver
 
     for case in cases:
@@ -37,9 +38,8 @@ def prepare(folder: Path, cases: list[str]) -> None:
         with torch.no_grad():
             program = torch.export.export(work.module, work.inputs, strict=False)
         start = time.time()
-        driver.compile(
-            {"main": program}, driver.Options(topology="h200-x1", pack_weights=False), folder / case
-        )
+        options = driver.Options(topology="h200-x1", pack_weights=False, **tuning)
+        driver.compile({"main": program}, options, folder / case)
         print(f"{case}: compiled in {time.time() - start:.1f} s after the export", flush=True)
 
 
@@ -174,12 +174,14 @@ def main() -> int:
     parser.add_argument("--run", type=Path)
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--out", type=Path, default=Path())
+    parser.add_argument("--tune", choices=("off", "cache", "short", "full"), help="while preparing, on a GPU")
+    parser.add_argument("--tuning-time", type=float, help="seconds a case")
     parser.add_argument("cases", nargs="*")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     cases = arguments.cases or list(CASES)
     if arguments.prepare:
-        prepare(arguments.prepare, cases)
+        prepare(arguments.prepare, cases, {"tune": arguments.tune, "tuning_time_s": arguments.tuning_time})
     if not arguments.run:
         return 0
     torch.set_grad_enabled(False)
