@@ -204,3 +204,23 @@ def test_products_that_meet_are_one_kernel(rows) -> None:
     x = torch.randn(rows, WIDTH).to(torch.bfloat16)
     assert families(scheduled(module, (x,))) == {"gemm": 1}
     check(compiled(module, (x,))(x), module(x), float64_outputs(module, (x,), {}))
+
+
+class Centred(nn.Module):
+    """A product of a layer norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.linear(self.norm(x)))
+
+
+@pytest.mark.parametrize(("rows", "plan"), [(3, {"gemm": 1}), (9, {"gemm": 1, "loops": 1})])
+def test_the_vector_form_normalises_its_operand_itself(rows, plan) -> None:
+    torch.manual_seed(0)
+    module = Centred().to(torch.bfloat16).requires_grad_(False)
+    x = torch.randn(rows, WIDTH).to(torch.bfloat16)
+    assert families(scheduled(module, (x,))) == plan
+    check(compiled(module, (x,))(x), module(x), float64_outputs(module, (x,), {}))
