@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from topo_opt.codegen.kernel_source import Param, Scratch
@@ -48,7 +49,12 @@ class LoopedRows:
         for level in levels:
             self._reduce_level(level, pairs)
         if full:
-            self._loop(lambda: [loops.store(position) for position in full])
+
+            def store_full() -> None:
+                for position in full:
+                    loops.store(position)
+
+            self._loop(store_full)
         for position in range(len(returns)):
             if position not in full:
                 loops.store(position)
@@ -91,7 +97,7 @@ class LoopedRows:
 
         for value in graph.returns:
             indices = loops.result_indices(value)
-            for request in self._discover(lambda v=value, i=indices: loops.emitter.value(v, i)):
+            for request in self._discover(partial(loops.emitter.value, value, indices)):
                 visit(request)
         levels: list[list[Request]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
         for request, level in depth.items():

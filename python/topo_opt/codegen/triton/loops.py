@@ -95,8 +95,8 @@ class Loops:
 
     kernel: Kernel
     writer: Writer = field(default_factory=lambda: Writer(indent=1))
-    tile: Mapping[str, int] | None = None
-    """Instead of that of `topo.kernel`."""
+    tile: Mapping[str, int] = field(default_factory=dict)
+    """Instead of that of `topo.kernel`, where it is given."""
 
     def __post_init__(self) -> None:
         kernel, graph = self.kernel, self.kernel.graph

@@ -86,10 +86,10 @@ def match(loops: Loops, first: Request, second: Request) -> Pair | None:
     """The pair that two reductions form, the second needing the first; None when they form none."""
     graph = loops.kernel.graph
     elements = {graph.values[graph.nodes[n].results[p]].element for n, p, _ in (first, second)}
-    terms = [_term(loops, request) for request in (first, second)]
-    if elements != {"f32"} or terms[0] is None or terms[1] is None:
+    one, other = _term(loops, first), _term(loops, second)
+    if elements != {"f32"} or one is None or other is None:
         return None
-    (symbol, summed), (total, term) = terms
+    (symbol, summed), (total, term) = one, other
     if total != "+" or symbol not in ("max", "+"):
         return None
     root = follow(graph, term)
