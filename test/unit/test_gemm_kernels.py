@@ -51,9 +51,11 @@ TILES = {
     "loop": vector(k=16),
     "skinny": {"split": 1, "n": 16, "k": 64, "warps": 4, "stages": 3},
     "split": {"split": 3, "n": 32, "k": 32, "warps": 4, "stages": 3},
+    "sliced": {"split": 1, "n": 16, "k": 64, "slices": 4, "warps": 4, "stages": 3},
+    "sliced split": {"split": 2, "n": 8, "k": 128, "slices": 8, "warps": 8, "stages": 2},
     "one step": {"split": 4, "n": 16, "k": 64, "warps": 4, "stages": 1},
 }
-ROWS = {"vector": 2, "whole rows": 1, "repeat": 3, "loop": 2, "skinny": 16, "split": 5, "one step": 20}
+ROWS = {"vector": 2, "whole rows": 1, "repeat": 3, "loop": 2, "skinny": 16, "split": 5, "one step": 20, "sliced": 8, "sliced split": 3}
 FORMS = list(TILES)
 
 

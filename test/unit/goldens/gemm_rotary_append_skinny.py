@@ -80,7 +80,6 @@ def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, part_acc0, par
     block = pid // 8
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
     m = tl.arange(0, BLOCK_M)[None, :]
-    m_mask = m < 8
     start = split * 256
     kw0 = start + tl.arange(0, BLOCK_K)[None, :]
     kx0 = start + tl.arange(0, BLOCK_K)[:, None]
@@ -91,96 +90,99 @@ def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, part_acc0, par
     a5 = tl.load(in1 + i4)
     gdc_wait()
     i6 = m * 2048 + kx0
-    a7 = tl.load(in0 + i6, mask=m_mask, other=0)
-    v8 = a7.to(tl.float32)
-    v9 = a3.to(tl.float32)
-    v10 = v8 * v9
-    v11 = v10.to(tl.bfloat16)
-    acc0 = tl.dot(a2, v11)
-    acc1 = tl.dot(a5, v11)
-    v12 = v8 * v8
-    stat0 = v12
+    a7 = tl.load(in0 + i6)
+    acc0 = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    acc1 = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    stat0 = tl.full((BLOCK_K, BLOCK_M), 0.0, tl.float32)
     for k0 in range(start + BLOCK_K, start + 256, BLOCK_K):
         kw = k0 + tl.arange(0, BLOCK_K)[None, :]
         kx = k0 + tl.arange(0, BLOCK_K)[:, None]
-        i13 = (n // 32) * 131072 + (n % 32) * 2048 + kw
-        a14 = tl.load(in1 + i13)
-        i15 = m * 2048 + kx
-        a16 = tl.load(in0 + i15, mask=m_mask, other=0)
-        v17 = a16.to(tl.float32)
-        a18 = tl.load(in4 + kx)
-        v19 = a18.to(tl.float32)
-        v20 = v17 * v19
-        v21 = v20.to(tl.bfloat16)
-        i22 = (n // 32) * 131072 + (n % 32) * 2048 + kw + 65536
-        a23 = tl.load(in1 + i22)
-        acc0 = tl.dot(a14, v21, acc0)
-        acc1 = tl.dot(a23, v21, acc1)
-        v24 = v17 * v17
-        stat0 = stat0 + v24
+        i8 = (n // 32) * 131072 + (n % 32) * 2048 + kw
+        a9 = tl.load(in1 + i8)
+        i10 = m * 2048 + kx
+        a11 = tl.load(in0 + i10)
+        v12 = a11.to(tl.float32)
+        a13 = tl.load(in4 + kx)
+        v14 = a13.to(tl.float32)
+        v15 = v12 * v14
+        v16 = v15.to(tl.bfloat16)
+        i17 = (n // 32) * 131072 + (n % 32) * 2048 + kw + 65536
+        a18 = tl.load(in1 + i17)
+        acc0 = tl.dot(a9, v16, acc0)
+        acc1 = tl.dot(a18, v16, acc1)
+        v19 = v12 * v12
+        stat0 = stat0 + v19
+    v20 = a7.to(tl.float32)
+    v21 = a3.to(tl.float32)
+    v22 = v20 * v21
+    v23 = v22.to(tl.bfloat16)
+    acc0 = tl.dot(a2, v23, acc0)
+    acc1 = tl.dot(a5, v23, acc1)
+    v24 = v20 * v20
+    stat0 = stat0 + v24
     stat0 = tl.sum(stat0, axis=0)[None, :]
     slot = block
     lane = tl.arange(0, BLOCK_N)[:, None] * 8 + m
-    tl.store(part_acc0 + (slot * 8 + split) * 128 + lane, acc0, mask=m_mask)
-    tl.store(part_acc1 + (slot * 8 + split) * 128 + lane, acc1, mask=m_mask)
-    tl.store(part_stat0 + (slot * 8 + split) * 8 + m, stat0, mask=m_mask)
+    tl.store(part_acc0 + (slot * 8 + split) * 128 + lane, acc0)
+    tl.store(part_acc1 + (slot * 8 + split) * 128 + lane, acc1)
+    tl.store(part_stat0 + (slot * 8 + split) * 8 + m, stat0)
     tl.debug_barrier()
     arrived = tl.atomic_add(arrivals + slot, 1, sem="acq_rel")
     if arrived == 7:
-        a25 = tl.load(in3 + m, mask=m_mask, other=0)
+        a25 = tl.load(in3 + m)
         i26 = m * 64 + (n % 32)
-        a27 = tl.load(in5 + i26, mask=m_mask, other=0)
-        a28 = tl.load(in6 + i26, mask=m_mask, other=0)
+        a27 = tl.load(in5 + i26)
+        a28 = tl.load(in6 + i26)
         i29 = m * 64 + (n % 32) + 32
-        a30 = tl.load(in5 + i29, mask=m_mask, other=0)
-        a31 = tl.load(in6 + i29, mask=m_mask, other=0)
-        acc0 = tl.load(part_acc0 + (slot * 8 + 0) * 128 + lane, mask=m_mask, other=0, cache_modifier=".cg")
-        acc1 = tl.load(part_acc1 + (slot * 8 + 0) * 128 + lane, mask=m_mask, other=0, cache_modifier=".cg")
-        stat0 = tl.load(part_stat0 + (slot * 8 + 0) * 8 + m, mask=m_mask, other=0, cache_modifier=".cg")
-        p32 = tl.load(part_acc0 + (slot * 8 + 1) * 128 + lane, mask=m_mask, other=0, cache_modifier=".cg")
-        p33 = tl.load(part_acc1 + (slot * 8 + 1) * 128 + lane, mask=m_mask, other=0, cache_modifier=".cg")
-        p34 = tl.load(part_stat0 + (slot * 8 + 1) * 8 + m, mask=m_mask, other=0, cache_modifier=".cg")
+        a30 = tl.load(in5 + i29)
+        a31 = tl.load(in6 + i29)
+        acc0 = tl.load(part_acc0 + (slot * 8 + 0) * 128 + lane, cache_modifier=".cg")
+        acc1 = tl.load(part_acc1 + (slot * 8 + 0) * 128 + lane, cache_modifier=".cg")
+        stat0 = tl.load(part_stat0 + (slot * 8 + 0) * 8 + m, cache_modifier=".cg")
+        p32 = tl.load(part_acc0 + (slot * 8 + 1) * 128 + lane, cache_modifier=".cg")
+        p33 = tl.load(part_acc1 + (slot * 8 + 1) * 128 + lane, cache_modifier=".cg")
+        p34 = tl.load(part_stat0 + (slot * 8 + 1) * 8 + m, cache_modifier=".cg")
         acc0 = acc0 + p32
         acc1 = acc1 + p33
         stat0 = stat0 + p34
-        p35 = tl.load(part_acc0 + (slot * 8 + 2) * 128 + lane, mask=m_mask, other=0, cache_modifier=".cg")
-        p36 = tl.load(part_acc1 + (slot * 8 + 2) * 128 + lane, mask=m_mask, other=0, cache_modifier=".cg")
-        p37 = tl.load(part_stat0 + (slot * 8 + 2) * 8 + m, mask=m_mask, other=0, cache_modifier=".cg")
+        p35 = tl.load(part_acc0 + (slot * 8 + 2) * 128 + lane, cache_modifier=".cg")
+        p36 = tl.load(part_acc1 + (slot * 8 + 2) * 128 + lane, cache_modifier=".cg")
+        p37 = tl.load(part_stat0 + (slot * 8 + 2) * 8 + m, cache_modifier=".cg")
         acc0 = acc0 + p35
         acc1 = acc1 + p36
         stat0 = stat0 + p37
-        p38 = tl.load(part_acc0 + (slot * 8 + 3) * 128 + lane, mask=m_mask, other=0, cache_modifier=".cg")
-        p39 = tl.load(part_acc1 + (slot * 8 + 3) * 128 + lane, mask=m_mask, other=0, cache_modifier=".cg")
-        p40 = tl.load(part_stat0 + (slot * 8 + 3) * 8 + m, mask=m_mask, other=0, cache_modifier=".cg")
+        p38 = tl.load(part_acc0 + (slot * 8 + 3) * 128 + lane, cache_modifier=".cg")
+        p39 = tl.load(part_acc1 + (slot * 8 + 3) * 128 + lane, cache_modifier=".cg")
+        p40 = tl.load(part_stat0 + (slot * 8 + 3) * 8 + m, cache_modifier=".cg")
         acc0 = acc0 + p38
         acc1 = acc1 + p39
         stat0 = stat0 + p40
-        p41 = tl.load(part_acc0 + (slot * 8 + 4) * 128 + lane, mask=m_mask, other=0, cache_modifier=".cg")
-        p42 = tl.load(part_acc1 + (slot * 8 + 4) * 128 + lane, mask=m_mask, other=0, cache_modifier=".cg")
-        p43 = tl.load(part_stat0 + (slot * 8 + 4) * 8 + m, mask=m_mask, other=0, cache_modifier=".cg")
+        p41 = tl.load(part_acc0 + (slot * 8 + 4) * 128 + lane, cache_modifier=".cg")
+        p42 = tl.load(part_acc1 + (slot * 8 + 4) * 128 + lane, cache_modifier=".cg")
+        p43 = tl.load(part_stat0 + (slot * 8 + 4) * 8 + m, cache_modifier=".cg")
         acc0 = acc0 + p41
         acc1 = acc1 + p42
         stat0 = stat0 + p43
-        p44 = tl.load(part_acc0 + (slot * 8 + 5) * 128 + lane, mask=m_mask, other=0, cache_modifier=".cg")
-        p45 = tl.load(part_acc1 + (slot * 8 + 5) * 128 + lane, mask=m_mask, other=0, cache_modifier=".cg")
-        p46 = tl.load(part_stat0 + (slot * 8 + 5) * 8 + m, mask=m_mask, other=0, cache_modifier=".cg")
+        p44 = tl.load(part_acc0 + (slot * 8 + 5) * 128 + lane, cache_modifier=".cg")
+        p45 = tl.load(part_acc1 + (slot * 8 + 5) * 128 + lane, cache_modifier=".cg")
+        p46 = tl.load(part_stat0 + (slot * 8 + 5) * 8 + m, cache_modifier=".cg")
         acc0 = acc0 + p44
         acc1 = acc1 + p45
         stat0 = stat0 + p46
-        p47 = tl.load(part_acc0 + (slot * 8 + 6) * 128 + lane, mask=m_mask, other=0, cache_modifier=".cg")
-        p48 = tl.load(part_acc1 + (slot * 8 + 6) * 128 + lane, mask=m_mask, other=0, cache_modifier=".cg")
-        p49 = tl.load(part_stat0 + (slot * 8 + 6) * 8 + m, mask=m_mask, other=0, cache_modifier=".cg")
+        p47 = tl.load(part_acc0 + (slot * 8 + 6) * 128 + lane, cache_modifier=".cg")
+        p48 = tl.load(part_acc1 + (slot * 8 + 6) * 128 + lane, cache_modifier=".cg")
+        p49 = tl.load(part_stat0 + (slot * 8 + 6) * 8 + m, cache_modifier=".cg")
         acc0 = acc0 + p47
         acc1 = acc1 + p48
         stat0 = stat0 + p49
-        p50 = tl.load(part_acc0 + (slot * 8 + 7) * 128 + lane, mask=m_mask, other=0, cache_modifier=".cg")
-        p51 = tl.load(part_acc1 + (slot * 8 + 7) * 128 + lane, mask=m_mask, other=0, cache_modifier=".cg")
-        p52 = tl.load(part_stat0 + (slot * 8 + 7) * 8 + m, mask=m_mask, other=0, cache_modifier=".cg")
+        p50 = tl.load(part_acc0 + (slot * 8 + 7) * 128 + lane, cache_modifier=".cg")
+        p51 = tl.load(part_acc1 + (slot * 8 + 7) * 128 + lane, cache_modifier=".cg")
+        p52 = tl.load(part_stat0 + (slot * 8 + 7) * 8 + m, cache_modifier=".cg")
         acc0 = acc0 + p50
         acc1 = acc1 + p51
         stat0 = stat0 + p52
         c53 = (a25 >= 0) & (a25 < 1024)
-        tl.device_assert(c53 | (m_mask == 0), "index out of range")
+        tl.device_assert(c53, "index out of range")
         k54 = tl.full((1, 1), 2048.0, tl.float32)
         v55 = stat0 / k54
         v56 = v55 + 9.999999747378752e-06
@@ -194,12 +196,12 @@ def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, part_acc0, par
         v64 = v62 * v63
         v65 = v60 + v64
         i66 = a25 * 512 + (n // 32) * 64 + (n % 32)
-        tl.store(out0 + i66, v65.to(tl.bfloat16), mask=m_mask & c53)
+        tl.store(out0 + i66, v65.to(tl.bfloat16), mask=c53)
         v67 = a30.to(tl.float32)
         v68 = v61 * v67
         v69 = a31.to(tl.float32)
         v70 = v58 * v69
         v71 = v68 + v70
         i72 = a25 * 512 + (n // 32) * 64 + (n % 32) + 32
-        tl.store(out0 + i72, v71.to(tl.bfloat16), mask=m_mask & c53)
+        tl.store(out0 + i72, v71.to(tl.bfloat16), mask=c53)
         tl.store(arrivals + slot, 0)

@@ -304,7 +304,8 @@ class Gemm:
     def factor(self, value: Value, mask: str | None, k_axis: str, axes: set[str], shape: str) -> str:
         """A block of an operand of `tl.dot` in its storage type; what is past the end of k is zero."""
         source = value.narrow or f"{self.emitter.tensor(value)}.to({storage_type(self.element)})"
-        wide = {a for a in axes if self.emitter.axes[a].size > 1}
+        # A masked axis of size one still has a block of more.
+        wide = {a for a in axes if self.emitter.axes[a].size > 1 or self.emitter.axes[a].mask}
         if not wide <= value.depends or value.is_literal:
             source = f"tl.broadcast_to({source}, {shape})"
         if mask and not (value.is_load and k_axis in value.depends):

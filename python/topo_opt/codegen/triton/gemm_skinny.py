@@ -4,6 +4,12 @@ The weights are the first operand of `tl.dot`, so that their columns fill the la
 padded to a power of two, the small one. k is split over `split` programs: each writes its sums to scratch memory, and
 the last one to arrive adds them up in the order of the splits and does the epilogue (`arrivals`). With `pdl` the first block
 of weights is requested before the kernel waits for the one before it.
+
+With `slices` a block of k is divided among the warps of one program, as a batch of products whose sums are added up at the end:
+
+    tl.dot(w[n, k], x[k, m])  -->  tl.sum(tl.dot(w[s, n, k / s], x[s, k / s, m]), axis=0)
+
+so that few columns a program, with all of k, need no exchange between programs. A tile then has three axes, the first of size one.
 """
 
 from __future__ import annotations
@@ -19,15 +25,65 @@ from topo_opt.codegen.triton.emit import Axis
 from topo_opt.codegen.triton.gemm_base import Gemm, Place, Statistic
 from topo_opt.codegen.triton.kernel import next_power_of_two
 from topo_opt.codegen.triton.reductions import Combiner
+from topo_opt.errors import UnsupportedError
 from topo_opt.structured.index import symbol
 
-SMALLEST_DOT = 16
-"""`tl.dot` takes no dimension under this."""
+SMALLEST_DOT = 8
+"""Rows that a matrix instruction has at least."""
+SMALLEST_K = 16
+"""Steps of k that `tl.dot` takes at least."""
 STATISTIC_REGISTERS = 16
 """Registers of a thread up to which a statistic is only reduced after the loop."""
 PART_REGISTERS = 64
 """Registers of a thread up to which the parts of all splits are loaded at once."""
-_TILE = "(BLOCK_N, BLOCK_M)"
+
+
+@dataclass(frozen=True)
+class _Shapes:
+    """How the axes of blocks lie, as source: what follows a range along an axis, and shapes."""
+
+    n: str
+    m: str
+    weights_k: str
+    rows_k: str
+    weights: str
+    rows: str
+    sums: str
+    """Of what products are added to."""
+    tile: str
+    row: str
+    reduced: str
+    """The sum of a tile of factors over k, of a `{}`."""
+    combined: str
+    """As `reduced`, with a function."""
+
+
+_FLAT = _Shapes(
+    n="[:, None]",
+    m="[None, :]",
+    weights_k="tl.arange(0, BLOCK_K)[None, :]",
+    rows_k="tl.arange(0, BLOCK_K)[:, None]",
+    weights="(BLOCK_N, BLOCK_K)",
+    rows="(BLOCK_K, BLOCK_M)",
+    sums="(BLOCK_N, BLOCK_M)",
+    tile="(BLOCK_N, BLOCK_M)",
+    row="(1, BLOCK_M)",
+    reduced="tl.sum({0}, axis=0)[None, :]",
+    combined="tl.reduce({0}, 0, {1})[None, :]",
+)
+_SLICED = _Shapes(
+    n="[None, :, None]",
+    m="[None, None, :]",
+    weights_k="(tl.arange(0, SLICES)[:, None, None] * SLICE_K + tl.arange(0, SLICE_K)[None, None, :])",
+    rows_k="(tl.arange(0, SLICES)[:, None, None] * SLICE_K + tl.arange(0, SLICE_K)[None, :, None])",
+    weights="(SLICES, BLOCK_N, SLICE_K)",
+    rows="(SLICES, SLICE_K, BLOCK_M)",
+    sums="(SLICES, BLOCK_N, BLOCK_M)",
+    tile="(1, BLOCK_N, BLOCK_M)",
+    row="(1, 1, BLOCK_M)",
+    reduced="tl.sum(tl.sum({0}, axis=1), axis=0)[None, None, :]",
+    combined="tl.reduce(tl.reduce({0}, 1, {1}), 0, {1})[None, None, :]",
+)
 
 
 @dataclass(frozen=True)
@@ -81,6 +137,20 @@ class Skinny(Gemm):
             "b": Axis("b", self.batch, "b", scalar=True),
         }
 
+    @property
+    def _slices(self) -> int:
+        """Parts of a block of k; 1 where the product is not a batch."""
+        return self.tile.get("slices", 1)
+
+    @property
+    def _shapes(self) -> _Shapes:
+        return _SLICED if self._slices > 1 else _FLAT
+
+    @property
+    def _early(self) -> bool:
+        """Whether the first block of weights is requested before the loop, and before the kernel waits."""
+        return self._steps == 1 or not self.tile.get("late")
+
     @cached_property
     def _steps(self) -> int:
         """Blocks of k of a program."""
@@ -96,6 +166,11 @@ class Skinny(Gemm):
         return -(-self._all_steps // self._steps)
 
     def lower(self) -> KernelSource:
+        if self.tile["k"] // self._slices < SMALLEST_K:
+            raise UnsupportedError(
+                f"a product of {self.tile['k'] // self._slices} steps of k",
+                hint=f"at least {SMALLEST_K} for each slice",
+            )
         if self.pdl:
             self.writer.line("gdc_launch_dependents()")
         self._define_axes()
@@ -109,7 +184,13 @@ class Skinny(Gemm):
         beside = [r for r in needs.reductions if not self.is_product(r)]
         before, self._beside = self.order(operands.reductions, beside, symbol("ks", self.k))
         if self.pdl:
-            self.load_now([load for load in (*operands.loads, *needs.loads) if load[0] in self.immutable])
+            self.load_now(
+                [
+                    load
+                    for load in (*(operands.loads if self._early else ()), *needs.loads)
+                    if load[0] in self.immutable
+                ]
+            )
             self.writer.line("gdc_wait()")
         for level in before:
             self._reduce(level)
@@ -121,6 +202,8 @@ class Skinny(Gemm):
         else:
             scratch = self._combine(places, blocks)
         sizes = {"BLOCK_N": self.tile["n"], "BLOCK_M": padded_rows(self.m), "BLOCK_K": self.tile["k"]}
+        if self._slices > 1:
+            sizes |= {"SLICES": self._slices, "SLICE_K": self.tile["k"] // self._slices}
         return self.source(sizes, (blocks * self._splits, self.batch, 1), self.tile["stages"], scratch)
 
     # -- the space --------------------------------------------------------------------------------------------------
@@ -132,8 +215,10 @@ class Skinny(Gemm):
         if splits > 1:
             line(f"split = pid % {splits}")
             line(f"block = pid // {splits}")
-        self.define("n", f"{'block' if splits > 1 else 'pid'} * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]")
-        self.define("m", "tl.arange(0, BLOCK_M)[None, :]")
+        self.define(
+            "n", f"{'block' if splits > 1 else 'pid'} * BLOCK_N + tl.arange(0, BLOCK_N){self._shapes.n}"
+        )
+        self.define("m", f"tl.arange(0, BLOCK_M){self._shapes.m}")
         if splits > 1:
             line(f"start = split * {self._steps * self.tile['k']}")
 
@@ -144,8 +229,8 @@ class Skinny(Gemm):
     def _define_block(self, steps: _Steps, start: str) -> None:
         offset = "" if start == "0" else f"{start} + "
         if steps.weights:
-            self.define(steps.weights, f"{offset}tl.arange(0, BLOCK_K)[None, :]")
-        self.define(steps.rows, f"{offset}tl.arange(0, BLOCK_K)[:, None]")
+            self.define(steps.weights, f"{offset}{self._shapes.weights_k}")
+        self.define(steps.rows, f"{offset}{self._shapes.rows_k}")
 
     @property
     def _rest(self) -> tuple[str, str] | None:
@@ -154,9 +239,12 @@ class Skinny(Gemm):
             return None
         chunk = self._steps * self.tile["k"]
         if self._splits == 1:
-            return str(self.tile["k"]), str(self.k)
+            return (str(self.tile["k"]) if self._early else "0"), str(self.k)
         even = self._all_steps % self._steps == 0
-        return "start + BLOCK_K", f"start + {chunk}" if even else f"tl.minimum(start + {chunk}, {self.k})"
+        return (
+            "start + BLOCK_K" if self._early else "start",
+            f"start + {chunk}" if even else f"tl.minimum(start + {chunk}, {self.k})",
+        )
 
     # -- the main loop ----------------------------------------------------------------------------------------------
 
@@ -168,24 +256,43 @@ class Skinny(Gemm):
             left = self.operand(accumulator, "left", symbol(steps.rows, self.k))
             found.append(
                 (
-                    self.factor(right, axes[steps.weights].mask, steps.weights, {"n", steps.weights}, "(BLOCK_N, BLOCK_K)"),
-                    self.factor(left, axes[steps.rows].mask, steps.rows, {"m", steps.rows}, "(BLOCK_K, BLOCK_M)"),
+                    self.factor(right, axes[steps.weights].mask, steps.weights, {"n", steps.weights}, self._shapes.weights),
+                    self.factor(left, axes[steps.rows].mask, steps.rows, {"m", steps.rows}, self._shapes.rows),
                 )
             )  # fmt: skip
         return found
 
     def _multiply(self) -> None:
-        """Defines the accumulators of all products and statistics of this program's share of k."""
+        """Defines the accumulators of all products and statistics of this program's share of k.
+
+        The first block of k, which is requested before everything else, is multiplied last: the loop's own requests then start
+        without waiting for it.
+        """
         self._names = {a.request: f"acc{i}" for i, a in enumerate(self._accumulators)}
-        self._step(_FIRST, first=True)
         if self._rest:
+            if self._early:
+                self.load_now(self.emitter.rehearse(lambda: self._factors(_FIRST)).loads)
+            self._start_sums()
             low, high = self._rest
             with self.emitter.scope(f"for k0 in range({low}, {high}, BLOCK_K):"):
                 self._define_block(_LATER, "k0")
                 self._step(_LATER, first=False)
+        if self._early:
+            self._step(_FIRST, first=not self._rest)
+        for name in self._names.values() if self._slices > 1 else ():
+            self.writer.line(f"{name} = tl.sum({name}, axis=0)[None, :, :]")
         for i, statistic in enumerate(self._beside):
             if self._reduced_late:
                 self.writer.line(f"stat{i} = {self._down(statistic, f'stat{i}')}")
+
+    def _start_sums(self) -> None:
+        """What the loop adds to."""
+        for name in self._names.values():
+            self.writer.line(f"{name} = tl.zeros({self._shapes.sums}, tl.float32)")
+        for i, statistic in enumerate(self._beside):
+            shape = self._shapes.rows if self._reduced_late else self._shapes.row
+            kind = compute_type(self.statistic_element(statistic))
+            self.writer.line(f"stat{i} = tl.full({shape}, {statistic.combiner.identity}, {kind})")
 
     def _step(self, steps: _Steps, first: bool) -> None:
         precision = dot_precision(self.element)
@@ -211,7 +318,7 @@ class Skinny(Gemm):
         value = self.term(statistic, symbol(steps.rows, self.k))
         source, mask = self.emitter.tensor(value), self.emitter.axes[steps.rows].mask
         if not {"m", steps.rows} <= value.depends:
-            source = self.writer.bind(f"tl.broadcast_to({source}, (BLOCK_K, BLOCK_M))")
+            source = self.writer.bind(f"tl.broadcast_to({source}, {self._shapes.rows})")
         neutral = statistic.combiner.identity
         zero = value.is_load and steps.rows in value.depends and neutral in ("0", "0.0")
         return self.writer.bind(f"tl.where({mask}, {source}, {neutral})") if mask and not zero else source
@@ -219,15 +326,15 @@ class Skinny(Gemm):
     def _down(self, statistic: Statistic, source: str) -> str:
         """A block reduced over k, kept as a row."""
         function = statistic.combiner.function
-        reduced = f"tl.sum({source}, axis=0)" if function is None else f"tl.reduce({source}, 0, {function})"
-        return f"{reduced}[None, :]"
+        shapes = self._shapes
+        return (shapes.reduced if function is None else shapes.combined).format(source, function)
 
     def _reduce(self, level: Sequence[Statistic]) -> None:
         """Statistics that factors need: over all of k, by every program."""
         names = [self.writer.fresh("stat") for _ in level]
         for name, statistic in zip(names, level):
             kind = compute_type(self.statistic_element(statistic))
-            self.writer.line(f"{name} = tl.full((BLOCK_K, BLOCK_M), {statistic.combiner.identity}, {kind})")
+            self.writer.line(f"{name} = tl.full({self._shapes.rows}, {statistic.combiner.identity}, {kind})")
         with self.emitter.scope(f"for k0 in range(0, {self.k}, BLOCK_K):"):
             self._define_block(_BEFORE, "k0")
             for name, statistic in zip(names, level):
@@ -239,7 +346,7 @@ class Skinny(Gemm):
     # -- results ----------------------------------------------------------------------------------------------------
 
     def _store(self, places: Sequence[Place]) -> None:
-        self.store_all(places, ("n", "m"), _TILE)
+        self.store_all(places, ("n", "m"), self._shapes.tile)
 
     def _finish(self, places: Sequence[Place]) -> None:
         for accumulator in self._accumulators:
@@ -254,7 +361,7 @@ class Skinny(Gemm):
         line(f"slot = b * {blocks} + block" if self.batch > 1 else "slot = block")
         mask = self.emitter.axes["m"].mask
         guard = f", mask={mask}" if mask else ""
-        line(f"lane = tl.arange(0, BLOCK_N)[:, None] * {self.m} + m")
+        line(f"lane = tl.arange(0, BLOCK_N){self._shapes.n} * {self.m} + m")
         parts = self._parts()
         for part in parts:
             line(f"tl.store({part.place(self._splits, 'split')}, {part.name}{guard})")
