@@ -313,14 +313,27 @@ def compile(sources: Mapping[str, Source], options: Options, out: Path) -> Finis
 
 
 def _measure(compilation: Compilation) -> dict[str, Any]:
-    """Registers, spills and shared memory of every kernel, where the target has such."""
-    target = compilation.options.machine.primary.target
-    if target.capability is None or not compilation.sources:
-        return {}
-    from topo_opt.codegen.resources import measure
+    """Registers, spills and shared memory of every kernel, where the target has such.
 
+    A kernel whose tile turns out not to fit gets the next one of its space.
+
+    Raises:
+        DoesNotFit: a kernel has no tile that fits.
+    """
+    machine = compilation.options.machine.primary
+    if machine.target.capability is None or not compilation.sources:
+        return {}
+    from topo_opt.codegen.resources import DoesNotFit, measure
+    from topo_opt.tuning.refit import Refit
+
+    refit = Refit(compilation.module.operation, machine)
     with compilation.options.phase("compile kernels"):
-        return measure(compilation.sources, capability=target.capability)
+        while True:
+            try:
+                return measure(compilation.sources, capability=machine.target.capability)
+            except DoesNotFit as error:
+                with compilation.module.context, ir.Location.unknown():
+                    compilation.sources |= refit.next_tiles(error)
 
 
 def _write(compilation: Compilation, resources: Mapping[str, Any], summary: "Report", out: Path) -> Path:

@@ -108,3 +108,32 @@ def test_rows_that_are_no_multiple_of_16_bytes_keep_their_pointers():
     f = Function()
     x, w = f.argument((20, 36)), f.argument((40, 36))
     assert described(verify(f.text([f.contract(x, w)], TILE | {"tma": 1}))) == []
+
+
+def test_a_tile_that_does_not_fit_is_replaced():
+    from topo_opt import dialects
+    from topo_opt.codegen.resources import DoesNotFit, measure
+    from topo_opt.codegen.triton import lower_kernel
+    from topo_opt.runtime.plan import MAX_SHARED_BYTES
+    from topo_opt.topology import load
+    from topo_opt.tuning.refit import Refit
+    from torch_mlir import ir
+
+    f = Function()
+    product = f.contract(f.argument((256, 512)), f.argument((512, 512)))
+    huge = {"m": 128, "n": 128, "k": 128, "group": 8, "warps": 8, "stages": 6}
+    with dialects.load(ir.Context()), ir.Location.unknown():
+        module = ir.Module.parse(f.text([product], huge))
+        sources = {"k_gemm": lower_kernel(module.body.operations[0].operation)}
+        refit = Refit(module.operation, load("h200-x1").primary)
+        steps = 0
+        while True:
+            try:
+                found = measure(sources)
+                break
+            except DoesNotFit as error:
+                assert error.symbols == ("k_gemm",)
+                sources |= refit.next_tiles(error)
+                steps += 1
+        assert steps >= 1 and found["k_gemm"].shared <= MAX_SHARED_BYTES
+        assert str(huge["stages"]) + " : i64, warps" not in str(module)

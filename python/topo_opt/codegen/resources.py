@@ -25,6 +25,18 @@ TIMEOUT_S = 600
 _USAGE = re.compile(r"REG:(\d+)\s+STACK:(\d+)\s+SHARED:(\d+)")
 
 
+class DoesNotFit(UnsupportedError):
+    """Kernels that need more shared memory than a block can have; `symbols` names them all."""
+
+    def __init__(self, found: Mapping[str, Resources]):
+        symbol, resources = next(iter(found.items()))
+        super().__init__(
+            f"kernel {symbol} needs {resources.shared} bytes of shared memory, a block can have {MAX_SHARED_BYTES}",
+            hint="choose smaller tiles or fewer stages",
+        )
+        self.symbols = tuple(found)
+
+
 def measure(
     sources: Mapping[str, KernelSource],
     *,
@@ -41,7 +53,7 @@ def measure(
         cache: folder of earlier results by source hash; default: under the user's cache folder.
 
     Raises:
-        UnsupportedError: a kernel needs more shared memory than the GPU has.
+        DoesNotFit: kernels need more shared memory than the GPU has.
         CompilerCrash: a kernel does not compile.
     """
     folder = cache or _default_cache()
@@ -55,14 +67,10 @@ def measure(
     for symbol, result in zip(unique, measured, strict=True):
         _store(folder / f"{keys[symbol]}.json", result)
     out = {symbol: found[symbol] or _cached(folder / f"{keys[symbol]}.json") for symbol in sources}
-    for symbol, resources in out.items():
-        assert resources is not None
-        if resources.shared > MAX_SHARED_BYTES:
-            raise UnsupportedError(
-                f"kernel {symbol} needs {resources.shared} bytes of shared memory, a block can have {MAX_SHARED_BYTES}",
-                hint="choose smaller tiles or fewer stages",
-            )
-    return {symbol: r for symbol, r in out.items() if r is not None}
+    known = {symbol: r for symbol, r in out.items() if r is not None}
+    if too_large := {symbol: r for symbol, r in known.items() if r.shared > MAX_SHARED_BYTES}:
+        raise DoesNotFit(too_large)
+    return known
 
 
 def _default_cache() -> Path:
