@@ -20,12 +20,14 @@ from topo_opt.runtime.kernel_module import load_function
 
 TRITON_TO_TORCH = {
     "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
-    "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "i1": torch.bool,
+    "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "i1": torch.bool, "fp8e4nv": torch.float8_e4m3fn,
+    "fp8e5": torch.float8_e5m2,
 }  # fmt: skip
 ELEMENTS = {
     "f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
     "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "i1": torch.bool,
-    "complex<f32>": torch.complex64, "complex<f64>": torch.complex128,
+    "complex<f32>": torch.complex64, "complex<f64>": torch.complex128, "f8E4M3FN": torch.float8_e4m3fn,
+    "f8E5M2": torch.float8_e5m2,
 }  # fmt: skip
 
 

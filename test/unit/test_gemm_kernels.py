@@ -155,6 +155,16 @@ def test_integer_weights_are_widened_in_the_load(form, bits):
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("element", ["f8E4M3FN", "f8E5M2"])
+def test_eight_bit_floats_are_widened_in_the_load(form, element):
+    f = Function()
+    x, q, s = f.argument((ROWS[form], 200)), f.argument((24, 200), element), f.argument((24,), "f32")
+    code = [f"%i = arith.extf {{0}} : {element} to f32", "%r = arith.mulf %i, {1} : f32"]
+    w = f.pointwise([(q, "d0, d1"), (s, "d0")], (24, 200), "f32", code)
+    verify(f.text([f.demote(f.contract(x, f.demote(w)))], TILES[form]))
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_factors_that_are_not_zero_past_the_end_of_k(form):
     f = Function()
     x, a = f.argument((ROWS[form], 200)), f.argument((24, 200))

@@ -254,7 +254,9 @@ class Emitter:
         offset, depends = self.index(position), position.symbols
         mask = self.mask(depends)
         depends = depends | (self._predicate_depends if self._predicates else frozenset())
-        guard = f", mask={mask}, other=0" if mask else ""
+        # Triton makes no float of eight bits from an integer.
+        zero = "0.0" if element.startswith("f8") else "0"
+        guard = f", mask={mask}, other={zero}" if mask else ""
         if position.is_constant:
             offset = self.writer.bind(f"tl.full((1, 1), {offset}, tl.int32)", "k")
         elif mask and all(n in self.axes and self.axes[n].scalar for n in position.symbols):
