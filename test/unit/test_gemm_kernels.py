@@ -1,6 +1,8 @@
-"""Gemm kernels of few rows in every form: generated Triton, interpreted, against the reference executor in float64."""
+"""Gemm kernels of few rows in every form: generated Triton, interpreted, against the reference executor, and once in float64."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -55,7 +57,17 @@ TILES = {
     "sliced split": {"split": 2, "n": 8, "k": 128, "slices": 8, "warps": 8, "stages": 2},
     "one step": {"split": 4, "n": 16, "k": 64, "warps": 4, "stages": 1},
 }
-ROWS = {"vector": 2, "whole rows": 1, "repeat": 3, "loop": 2, "skinny": 16, "split": 5, "one step": 20, "sliced": 8, "sliced split": 3}
+ROWS = {
+    "vector": 2,
+    "whole rows": 1,
+    "repeat": 3,
+    "loop": 2,
+    "skinny": 16,
+    "split": 5,
+    "one step": 20,
+    "sliced": 8,
+    "sliced split": 3,
+}
 FORMS = list(TILES)
 
 
@@ -165,6 +177,16 @@ def test_eight_bit_floats_are_widened_in_the_load(form, element):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_f32_factors(form):
+    f = Function()
+    m = ROWS[form]
+    x, w, a = f.argument((m, 200), "f32"), f.argument((200,), "f32"), f.argument((24, 200), "f32")
+    code = ["%r = arith.mulf {0}, {1} : f32"]
+    left = f.pointwise([(x, "d0, d1"), (w, "d1")], x.shape, "f32", code)
+    verify(f.text([f.contract(left, a)], TILES[form]))
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_factors_that_are_not_zero_past_the_end_of_k(form):
     f = Function()
     x, a = f.argument((ROWS[form], 200)), f.argument((24, 200))
@@ -242,6 +264,43 @@ def test_results_that_no_tile_covers_are_refused(form):
     product = f.demote(f.contract(x, w))
     with pytest.raises(UnsupportedError, match="one-to-one"):
         verify(f.text([f.slice(product, (0, 4), (ROWS[form], 8))], TILES[form]))
+
+
+def run(
+    text: str, make: Callable[[ir.Type, torch.Generator], torch.Tensor]
+) -> tuple[list[torch.Tensor], Checked]:
+    """The inputs of a kernel, and its results."""
+    inputs: list[torch.Tensor] = []
+
+    def made(kind: ir.Type, generator: torch.Generator) -> torch.Tensor:
+        inputs.append(make(kind, generator))
+        return inputs[-1]
+
+    with dialects.load(ir.Context()), ir.Location.unknown():
+        (checked,) = check_kernels(ir.Module.parse(text), made)
+    return inputs, checked
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sunk_norm_and_gate_against_a_formula_in_float64(form):
+    """Written down again with torch alone, in float64: the error is that of rounding the rows and the result."""
+    f = Function()
+    x, w, a, b = (
+        f.argument((ROWS[form], 200)),
+        f.argument((200,)),
+        f.argument((24, 200)),
+        f.argument((24, 200)),
+    )
+    scale = reciprocal_root(f, f.mean_square(x))
+    left = scaled(f, x, w)
+    result = gated(f, f.contract(left, a), f.contract(left, b), scale)
+    inputs, checked = run(f.text([result], TILES[form]), random_tensor)
+    rows, weight, gate, up = (t.double() for t in inputs)
+    narrowed = (rows * weight).bfloat16().double() if "split" in TILES[form] else rows * weight
+    root = torch.rsqrt((rows * rows).mean(1, keepdim=True) + 1e-5)
+    expected = torch.nn.functional.silu(narrowed @ gate.T * root) * (narrowed @ up.T * root)
+    # Half of the last place of bf16, and sums in f32.
+    torch.testing.assert_close(checked.ours[0].double(), expected, rtol=2.0**-8, atol=2e-4)
 
 
 def sample(m: int, n: int, k: int, transposed: bool = True) -> str:
