@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import product
+from math import log2
 
-from topo_opt.codegen.tile_order import nearest_first
 from topo_opt.codegen.triton import attention_bounds
 from topo_opt.codegen.triton.attention_problem import Problem, read_problem
 from topo_opt.codegen.triton.attention_range import KeyRange
 from topo_opt.codegen.triton.attention_split import Split
-from topo_opt.codegen.triton.attention_tiles import MOST_SPLITS, default_tile
+from topo_opt.codegen.triton.attention_tiles import MOST_SPLITS, SPLIT_KEYS, default_tile
 from topo_opt.codegen.triton.emit import Axis, Emitter, Value
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
 from topo_opt.codegen.triton.writer import Writer
@@ -155,40 +155,79 @@ class AttentionSpace:
 MOST_CANDIDATES = 40
 # For many rows and for few: (rows a block), (keys a block), (warps), (stages).
 _MANY_ROWS = ((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))
-_FEW_ROWS = ((16, 32), (16, 32, 64, 128), (1, 2, 4, 8), (2, 3, 4))
-
+_FEW_ROWS = ((16, 32), (16, 32, 64, 128), (1, 2, 4, 8), (1, 2, 3, 4))
+_PROGRAMS_PER_CORE = 4
+"""Programs of few rows a core should have: each waits for memory most of the time."""
+_KEYS_PER_WARP = 16
+"""Keys of a block that a warp of a program of few rows loads at a time."""
 
 MOST_REGISTERS = 200
 """Registers a thread that accumulators and scores may take."""
 
 
 def candidates(kernel: Kernel) -> list[dict[str, int]]:
-    """Tiles to try, the default first and then by how near they are to it.
+    """Tiles to try, the default first and then the most promising.
 
     All fit the registers and the shared memory that their blocks need. A tile with descriptors stands beside its
-    neighbour without; where keys or values do not lie in memory as a descriptor says, it has no code.
+    neighbour without; where keys or values do not lie in memory as a descriptor says, it has no code. Whether a mask is
+    scanned first is not varied: a measurement with one mask can't say what other masks need.
     """
     problem, default = read_problem(kernel), default_tile(kernel)
+    many = default["m"] >= 64
     depth = next_power_of_two(max(problem.depth, problem.width, 16))
-    shapes = _MANY_ROWS if default["m"] >= 64 else _FEW_ROWS
+    shapes = _MANY_ROWS if many else _FEW_ROWS
     splits = {default["splits"]}
     if default["splits"] > 1 or default["pack"] * problem.rows <= default["m"]:
-        splits |= {max(1, default["splits"] // 2), min(MOST_SPLITS, default["splits"] * 2)}
-    bounds = (0, 1) if problem.mask_element == "i1" else (0,)
+        splits |= {2**p for p in range(MOST_SPLITS.bit_length())}
     found = [
-        {**default, "m": m, "n": n, "warps": warps, "stages": stages, "splits": count, "bounds": bound}
+        {**default, "m": m, "n": n, "warps": warps, "stages": stages, "splits": count}
         for m, n, warps, stages in product(*shapes)
         for count in sorted(splits)
-        for bound in bounds
         if _fits(kernel, problem.element, depth, (m, n, warps, stages))
         and (count == 1 or default["pack"] * problem.rows <= m)
         and count * n <= next_power_of_two(problem.keys)
     ]
-    near = nearest_first(default, found)
-    if default["m"] < 64 or problem.element == "f32":
-        return near[:MOST_CANDIDATES]
-    described = [{**tile, "tma": 1} for tile in near[: MOST_CANDIDATES // 2]]
-    return [tile for pair in zip(near, described) for tile in pair]
+    if not many:
+        groups = problem.batch * problem.heads // default["pack"]
+        best = sorted(found, key=lambda t: (_few_rows_cost(problem, groups, kernel, t), sorted(t.items())))
+        return _once([default, *best])[:MOST_CANDIDATES]
+    found += [{**tile, "tma": 1} for tile in found] if problem.element != "f32" else []
+    near = sorted(found, key=lambda t: (_many_rows_cost(default, t), sorted(t.items())))
+    return _once([default, *near])[:MOST_CANDIDATES]
+
+
+def _many_rows_cost(default: dict[str, int], tile: dict[str, int]) -> float:
+    """How far a tile of many rows is from the default: a larger block of rows wants the warps to go with it."""
+    rows, warps = (log2(tile[key] / default[key]) for key in ("m", "warps"))
+    return (
+        0.8 * abs(rows)
+        + 1.2 * abs(rows - warps)
+        + 0.7 * abs(log2(tile["n"] / default["n"]))
+        + 0.5 * abs(tile["stages"] - default["stages"])
+        + 0.9 * tile.get("tma", 0)
+    )
+
+
+def _few_rows_cost(problem: Problem, groups: int, kernel: Kernel, tile: dict[str, int]) -> float:
+    """How far a tile of few rows is from what reads keys fastest: enough programs, each with some blocks of keys in flight."""
+    programs = groups * tile["splits"]
+    wanted = min(_PROGRAMS_PER_CORE * kernel.target.cores, groups * max(1, problem.keys // SPLIT_KEYS))
+    blocks = max(1, problem.keys // (tile["splits"] * tile["n"]))
+    stages = min(max(blocks, 2), 3)
+    rows = next_power_of_two(max(SMALLEST_DOT, tile["pack"] * problem.rows))
+    return (
+        abs(log2(programs / wanted))
+        + 0.5 * abs(log2(tile["n"] / (_KEYS_PER_WARP * tile["warps"])))
+        + 0.5 * abs(tile["stages"] - stages)
+        + 0.25 * abs(log2(blocks / 2))
+        + 0.25 * abs(log2(tile["warps"] / 4))
+        + abs(log2(tile["m"] / rows))
+    )
+
+
+def _once(tiles: list[dict[str, int]]) -> list[dict[str, int]]:
+    unique = {tuple(sorted(t.items())): t for t in reversed(tiles)}
+    return list(reversed(unique.values()))
 
 
 def _fits(kernel: Kernel, element: str, depth: int, tile: tuple[int, int, int, int]) -> bool:
