@@ -12,6 +12,8 @@ FORMS = {
     "descriptors": {"tma": 1},
     "persistent": {"persistent": 3},
     "persistent descriptors": {"tma": 1, "persistent": 3},
+    "splits": {"splits": 2},
+    "split descriptors": {"tma": 1, "splits": 3},
 }
 
 
@@ -29,8 +31,18 @@ def test_product_with_residual(form, sizes):
     total = f.pointwise([(f.contract(x, w), "d0, d1"), (residual, "d0, d1")], (m, n), "f32", code)
     checked = verify(f.text([f.demote(total)], TILE | FORMS[form]))
     assert len(described(checked)) == (2 if "tma" in FORMS[form] else 0)
-    pointers = [p.name for p in checked.source.params if not p.descriptor]
+    pointers = [p.name for p in checked.source.params if not p.descriptor and p.kind != "scratch"]
     assert pointers == (["in2", "out0"] if "tma" in FORMS[form] else ["in0", "in1", "in2", "out0"])
+
+
+@pytest.mark.parametrize("splits", [2, 3, 4])
+def test_splits_of_k_in_f32(splits):
+    """Every split has steps, and what they share out is the whole of k."""
+    f = Function()
+    x, w = f.argument((20, 200), "f32"), f.argument((40, 200), "f32")
+    checked = verify(f.text([f.contract(x, w)], TILE | {"splits": splits}))
+    assert checked.source.grid == (2 * 2 * splits, 1, 1)
+    assert [s.zeroed for s in checked.source.scratch] == [False, True]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -111,13 +123,14 @@ def test_rows_that_are_no_multiple_of_16_bytes_keep_their_pointers():
 
 
 def test_a_tile_that_does_not_fit_is_replaced():
+    from torch_mlir import ir
+
     from topo_opt import dialects
     from topo_opt.codegen.resources import DoesNotFit, measure
     from topo_opt.codegen.triton import lower_kernel
     from topo_opt.runtime.plan import MAX_SHARED_BYTES
     from topo_opt.topology import load
     from topo_opt.tuning.refit import Refit
-    from torch_mlir import ir
 
     f = Function()
     product = f.contract(f.argument((256, 512)), f.argument((512, 512)))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from topo_opt.codegen.triton import gemm_f32_tiles, gemm_splits
 from topo_opt.codegen.triton.gemm_figures import Figures
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
 
-_F32_TILE = {"m": 64, "n": 64, "k": 32, "group": 8, "warps": 4, "stages": 3}
 _GROUPS = (8, 4, 16)
 """Rows of tiles that are walked together; all fit in L2, so the first one mostly does."""
 
@@ -64,28 +64,36 @@ _SIZES = (
 
 def ordered(kernel: Kernel, figures: Figures) -> list[dict[str, int]]:
     """Tiles, best first by the model."""
-    m, n = figures.m, figures.columns
     if figures.element == "f32":
-        block = {"m": max(16, min(64, next_power_of_two(m))), "n": max(16, min(64, next_power_of_two(n)))}
-        return [_F32_TILE | block]
+        return gemm_f32_tiles.ordered(kernel, figures)
     math = _has_math(kernel)
     timed = [
-        (_time(kernel, figures, size, stages, persistent, math), number, _tile(kernel, figures, size, stages, persistent))
-        for number, (size, stages, persistent) in enumerate(_ways(kernel, figures))
+        (_time(kernel, figures, way, math), number, _tile(kernel, figures, way))
+        for number, way in enumerate(_ways(kernel, figures))
     ]  # fmt: skip
-    return [tile for _, _, tile in sorted(timed, key=lambda t: t[:2])]
+    return gemm_splits.thinned(tile for _, _, tile in sorted(timed, key=lambda t: t[:2]))
 
 
 def variants(kernel: Kernel, figures: Figures) -> list[dict[str, int]]:
     """Tiles to measure, best first: those of the model, then their walks and loads varied."""
     best = ordered(kernel, figures)
-    walks = [t | {"group": g} for t in best[:4] for g in _GROUPS[1:]] if figures.element != "f32" else []
+    walks = [t | {"group": g} for t in best[:4] for g in _GROUPS[1:]]
     pointers = [{k: v for k, v in t.items() if k not in ("tma", "persistent")} for t in best[:4]]
     unique = {tuple(sorted(t.items())): t for t in [*best[:24], *walks, *pointers, *best[24:]]}
     return list(unique.values())
 
 
-def _ways(kernel: Kernel, figures: Figures) -> Iterator[tuple[_Size, int, bool]]:
+@dataclass(frozen=True)
+class _Way:
+    """A size with its stages, whether programs walk over tiles, and how many programs share one."""
+
+    size: _Size
+    stages: int
+    persistent: bool = False
+    splits: int = 1
+
+
+def _ways(kernel: Kernel, figures: Figures) -> Iterator[_Way]:
     found = 0
     for size in _SIZES:
         if size.m > max(16, next_power_of_two(figures.m)) or size.n > max(
@@ -98,23 +106,27 @@ def _ways(kernel: Kernel, figures: Figures) -> Iterator[tuple[_Size, int, bool]]
             if _shared_bytes(size, stages, figures) > kernel.target.shared_bytes:
                 continue
             found += 1
-            yield size, stages, False
+            tiles = _tiles(figures, size)
+            for splits in gemm_splits.choices(kernel, tiles, figures.k, size.k):
+                yield _Way(size, stages, splits=splits)
             # Several products leave no registers to carry a tile over to the next.
-            if figures.products == 1 and _tiles(figures, size) > kernel.target.cores:
-                yield size, stages, True
+            if figures.products == 1 and tiles > kernel.target.cores:
+                yield _Way(size, stages, persistent=True)
     if not found:
-        yield _SIZES[-1], 2, False
+        yield _Way(_SIZES[-1], 2)
 
 
-def _tile(kernel: Kernel, figures: Figures, size: _Size, stages: int, persistent: bool) -> dict[str, int]:
+def _tile(kernel: Kernel, figures: Figures, way: _Way) -> dict[str, int]:
+    size = way.size
     tile = {
         "m": size.m,
         "n": size.n,
         "k": max(16, min(size.k, next_power_of_two(figures.k))),
         "group": _GROUPS[0],
     }
-    tile |= {"warps": size.warps, "stages": stages, "tma": 1}
-    return tile | ({"persistent": kernel.target.cores} if persistent else {})
+    tile |= {"warps": size.warps, "stages": way.stages, "tma": 1}
+    tile |= {"splits": way.splits} if way.splits > 1 else {}
+    return tile | ({"persistent": kernel.target.cores} if way.persistent else {})
 
 
 def _tiles(figures: Figures, size: _Size) -> int:
@@ -137,11 +149,12 @@ def _together(kernel: Kernel, figures: Figures, size: _Size, stages: int) -> int
     return max(1, min(kernel.target.shared_bytes // shared, _REGISTERS // registers, 4))
 
 
-def _time(kernel: Kernel, figures: Figures, size: _Size, stages: int, persistent: bool, math: bool) -> float:
+def _time(kernel: Kernel, figures: Figures, way: _Way, math: bool) -> float:
     """Microseconds of a launch."""
-    cores = kernel.target.cores
-    together = 1 if persistent else _together(kernel, figures, size, stages)
-    work = 2 * size.m * size.n * figures.k * figures.products / (_CORE_RATE * size.share)
+    cores, size, persistent = kernel.target.cores, way.size, way.persistent
+    together = 1 if persistent else _together(kernel, figures, size, way.stages)
+    length = min(figures.k, -(-figures.k // (size.k * way.splits)) * size.k)
+    work = 2 * size.m * size.n * length * figures.products / (_CORE_RATE * size.share)
     few = size.m * size.n > 2048 * size.warps
     epilogue = size.m * size.n * _MATH * (_FEW_WARPS if few else 1.0) if math else 0.0
 
@@ -154,8 +167,9 @@ def _time(kernel: Kernel, figures: Figures, size: _Size, stages: int, persistent
             return work + epilogue + _FILL
         return programs * (work + epilogue * _EXPOSED + _NEXT_FILL)
 
-    full, rest = divmod(_tiles(figures, size), cores * together)
-    return _LAUNCH + full * turn(together) + turn(-(-rest // cores))
+    full, rest = divmod(_tiles(figures, size) * way.splits, cores * together)
+    combined = gemm_splits.combining(size.m * size.n * figures.products, way.splits)
+    return _LAUNCH + full * turn(together) + turn(-(-rest // cores)) + combined
 
 
 def _has_math(kernel: Kernel) -> bool:
