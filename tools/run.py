@@ -211,11 +211,11 @@ def _show_kernels(plan: Plan, arguments: argparse.Namespace) -> None:
     names = {v.symbol for _, v in selected}
     copies = [c for c in plan.meta.get("copies") or [] if isinstance(c, dict) and c.get("function") in names]
     if copies:
-        fields = ("function", "kernel", "tensor", "reason")
+        told = ("function", "kernel", "tensor", "reason")
         show(
             "copied because it can't be rewritten in place",
-            fields,
-            [[str(c.get(f)) for f in fields] for c in copies],
+            told,
+            [[str(c.get(f)) for f in told] for c in copies],
         )
     memory = [[v.symbol, _bucket(v), v.arena_bytes, v.naive_bytes, v.zeroed_bytes] for _, v in selected]
     fields = ("variant", "bucket", "arena", "without reuse", "kept zero")

@@ -301,7 +301,10 @@ def test_candidates_are_distinct_and_lower():
     from topo_opt.codegen.triton.kernel import Kernel
     from topo_opt.tuning.search_space import candidates, lower
 
-    for text in (product_text(20, 2, 64, 64, 2, "bf16", "nk"), product_text(1, 2, 2048, 64, 64, "bf16", "nk")):
+    for text in (
+        product_text(20, 2, 64, 64, 2, "bf16", "nk"),
+        product_text(1, 2, 2048, 64, 64, "bf16", "nk"),
+    ):
         module = kernels_of(text)
         with module.context, ir.Location.unknown():
             kernel = Kernel(kernel_functions(module)[-1], Target())

@@ -10,7 +10,9 @@ from topo_opt.frontend.ingest import structured_module
 from topo_opt.pipeline.run import run
 from topo_opt.pipeline.spec import parse
 
-RECOGNISE = "builtin.module(topo-raise-rotary, topo-raise-masks, topo-count-recognised, topo-verify-structured)"
+RECOGNISE = (
+    "builtin.module(topo-raise-rotary, topo-raise-masks, topo-count-recognised, topo-verify-structured)"
+)
 
 # Two layers each, three in Gemma.
 EXPECTED = {

@@ -53,7 +53,9 @@ class AttentionOp(Topo.Operation, name="attention", traits=[ext.Pure]):  # type:
         for mask in masks:
             if fault := _mask_fault(mask, sizes):
                 return fault
-        return _bounds_fault(self.attributes, self.operands[-1].type if segments[4] else None, positions, sizes)
+        return _bounds_fault(
+            self.attributes, self.operands[-1].type if segments[4] else None, positions, sizes
+        )
 
 
 def _operand_fault(q: Any, k: Any, v: Any, result: Any) -> str | None:
@@ -95,7 +97,11 @@ def _bounds_fault(attributes: Any, given: Any, positions: Any, sizes: tuple[int,
     if given is None:
         return None
     full = (sizes[0], sizes[2])
-    if positions is None or positions.rank != 2 or any(s not in (1, f) for s, f in zip(positions.shape, full)):
+    if (
+        positions is None
+        or positions.rank != 2
+        or any(s not in (1, f) for s, f in zip(positions.shape, full))
+    ):
         return f"takes 'positions' that broadcast to {full[0]}x{full[1]}, got {given}"
     if str(positions.element_type) != "i64":
         return f"takes 'positions' of i64, got {given}"

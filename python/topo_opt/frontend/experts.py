@@ -230,8 +230,9 @@ class SortedRows:
             return False
         dest, dim, index, rows = node.args[:4]
         share = self._tokens(index)
-        whole = share is not None and dest.meta["val"].shape[0] * share == self.count
-        if dim != 0 or not whole or node.kwargs.get("alpha", 1) != 1 or dest in self.sorted:
+        if share is None or dest.meta["val"].shape[0] * share != self.count:
+            raise _Escapes
+        if dim != 0 or node.kwargs.get("alpha", 1) != 1 or dest in self.sorted:
             raise _Escapes
         self.rules[node] = lambda b, n, env: _summed(b, env[dest], env[rows], share)
         return True

@@ -12,7 +12,9 @@ from torch._ops import OpOverload
 _LIBRARY = torch.library.Library("topo", "FRAGMENT")
 _LIBRARY.define("demote(Tensor x, ScalarType dtype) -> Tensor")
 _LIBRARY.define("contract(Tensor a, Tensor b, str equation, ScalarType dtype) -> Tensor")
-_LIBRARY.define("attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal, float softcap) -> Tensor")
+_LIBRARY.define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, float scale, bool causal, float softcap) -> Tensor"
+)
 _LIBRARY.define("index_update(Tensor dest, Tensor source, Tensor index, int dim) -> Tensor")
 _LIBRARY.define("top_k(Tensor x, int k, bool largest) -> (Tensor, Tensor)")
 _LIBRARY.define("grouped_product(Tensor x, Tensor weights, Tensor group) -> Tensor")

@@ -110,8 +110,8 @@ def _matrix_tiles(kernel: Kernel, problem: Problem) -> list[Tile]:
     if problem.element == "f32":
         return [dict(_F32_TILE), dict(_F32_TILE, n=64), dict(_F32_TILE, m=64, n=64)]
     few = problem.rows / problem.groups < SWAPPED_BELOW
-    forms = _FEW_FORMS if few else _MANY_FORMS
-    forms = [f for f in forms if not f.get("tma") or _described(kernel, f)]
+    known = _FEW_FORMS if few else _MANY_FORMS
+    forms = [f for f in known if not f.get("tma") or _described(kernel, f)]
     pairs = 2 if _accumulates_pairs(kernel, problem) else 1
     sized = [
         {
