@@ -78,81 +78,189 @@ def gemm_gate_up_vector(in0, in1, in2, in3, out0, BLOCK_N: tl.constexpr, BLOCK_K
     i1 = n0 * 2048 + k
     a2 = tl.load(in2 + i1)
     a3 = tl.load(in3 + i1)
-    i4 = n1 * 2048 + k
+    i4 = n0 * 2048 + k + 512
     a5 = tl.load(in2 + i4)
     a6 = tl.load(in3 + i4)
-    a7 = tl.load(in1 + k)
+    i7 = n0 * 2048 + k + 1024
+    a8 = tl.load(in2 + i7)
+    a9 = tl.load(in3 + i7)
+    i10 = n0 * 2048 + k + 1536
+    a11 = tl.load(in2 + i10)
+    a12 = tl.load(in3 + i10)
+    a13 = tl.load(in1 + k)
+    i14 = k + 512
+    a15 = tl.load(in1 + i14)
+    i16 = k + 1024
+    a17 = tl.load(in1 + i16)
+    i18 = k + 1536
+    a19 = tl.load(in1 + i18)
     gdc_wait()
-    a8 = tl.load(in0 + k)
-    i9 = n2 * 2048 + k
-    a10 = tl.load(in2 + i9)
-    a11 = tl.load(in3 + i9)
-    v12 = a8.to(tl.float32)
-    v13 = a7.to(tl.float32)
-    v14 = v12 * v13
-    v15 = a2.to(tl.float32)
-    acc0 = v15 * v14
-    v16 = a3.to(tl.float32)
-    acc1 = v16 * v14
-    v17 = v12 * v12
-    stat0 = v17
-    v18 = tl.sum(acc0, axis=1)[:, None]
-    v19 = tl.sum(acc1, axis=1)[:, None]
-    v20 = tl.sum(stat0, axis=1)[:, None]
-    k21 = tl.full((1, 1), 2048.0, tl.float32)
-    v22 = v20 / k21
-    v23 = v22 + 9.999999747378752e-06
-    v24 = libdevice.rsqrt(v23)
-    v25 = v18 * v24
-    v26 = -v25
-    v27 = tl.exp(v26)
-    v28 = 1.0 + v27
-    v29 = v25 / v28
-    v30 = v19 * v24
-    v31 = v29 * v30
-    tl.store(out0 + n0, v31.to(tl.bfloat16))
-    i32 = n3 * 2048 + k
-    a33 = tl.load(in2 + i32)
-    a34 = tl.load(in3 + i32)
-    v35 = a5.to(tl.float32)
-    acc2 = v35 * v14
-    v36 = a6.to(tl.float32)
-    acc3 = v36 * v14
-    v37 = tl.sum(acc2, axis=1)[:, None]
-    v38 = tl.sum(acc3, axis=1)[:, None]
-    v39 = v37 * v24
-    v40 = -v39
-    v41 = tl.exp(v40)
-    v42 = 1.0 + v41
-    v43 = v39 / v42
-    v44 = v38 * v24
-    v45 = v43 * v44
-    tl.store(out0 + n1, v45.to(tl.bfloat16))
-    v46 = a10.to(tl.float32)
-    acc4 = v46 * v14
-    v47 = a11.to(tl.float32)
-    acc5 = v47 * v14
-    v48 = tl.sum(acc4, axis=1)[:, None]
-    v49 = tl.sum(acc5, axis=1)[:, None]
-    v50 = v48 * v24
-    v51 = -v50
-    v52 = tl.exp(v51)
-    v53 = 1.0 + v52
-    v54 = v50 / v53
-    v55 = v49 * v24
+    a20 = tl.load(in0 + k)
+    a21 = tl.load(in0 + i14)
+    a22 = tl.load(in0 + i16)
+    a23 = tl.load(in0 + i18)
+    i24 = n1 * 2048 + k
+    a25 = tl.load(in2 + i24)
+    a26 = tl.load(in3 + i24)
+    v27 = a20.to(tl.float32)
+    v28 = a13.to(tl.float32)
+    v29 = v27 * v28
+    v30 = a2.to(tl.float32)
+    acc0 = v30 * v29
+    v31 = a3.to(tl.float32)
+    acc1 = v31 * v29
+    v32 = v27 * v27
+    stat0 = v32
+    i33 = n1 * 2048 + k + 512
+    a34 = tl.load(in2 + i33)
+    a35 = tl.load(in3 + i33)
+    v36 = a21.to(tl.float32)
+    v37 = a15.to(tl.float32)
+    v38 = v36 * v37
+    v39 = a5.to(tl.float32)
+    acc0 = acc0 + v39 * v38
+    v40 = a6.to(tl.float32)
+    acc1 = acc1 + v40 * v38
+    v41 = v36 * v36
+    stat0 = stat0 + v41
+    i42 = n1 * 2048 + k + 1024
+    a43 = tl.load(in2 + i42)
+    a44 = tl.load(in3 + i42)
+    v45 = a22.to(tl.float32)
+    v46 = a17.to(tl.float32)
+    v47 = v45 * v46
+    v48 = a8.to(tl.float32)
+    acc0 = acc0 + v48 * v47
+    v49 = a9.to(tl.float32)
+    acc1 = acc1 + v49 * v47
+    v50 = v45 * v45
+    stat0 = stat0 + v50
+    i51 = n1 * 2048 + k + 1536
+    a52 = tl.load(in2 + i51)
+    a53 = tl.load(in3 + i51)
+    v54 = a23.to(tl.float32)
+    v55 = a19.to(tl.float32)
     v56 = v54 * v55
-    tl.store(out0 + n2, v56.to(tl.bfloat16))
-    v57 = a33.to(tl.float32)
-    acc6 = v57 * v14
-    v58 = a34.to(tl.float32)
-    acc7 = v58 * v14
-    v59 = tl.sum(acc6, axis=1)[:, None]
-    v60 = tl.sum(acc7, axis=1)[:, None]
-    v61 = v59 * v24
-    v62 = -v61
-    v63 = tl.exp(v62)
-    v64 = 1.0 + v63
-    v65 = v61 / v64
-    v66 = v60 * v24
-    v67 = v65 * v66
-    tl.store(out0 + n3, v67.to(tl.bfloat16))
+    v57 = a11.to(tl.float32)
+    acc0 = acc0 + v57 * v56
+    v58 = a12.to(tl.float32)
+    acc1 = acc1 + v58 * v56
+    v59 = v54 * v54
+    stat0 = stat0 + v59
+    v60 = tl.sum(acc0, axis=1)[:, None]
+    v61 = tl.sum(acc1, axis=1)[:, None]
+    v62 = tl.sum(stat0, axis=1)[:, None]
+    k63 = tl.full((1, 1), 2048.0, tl.float32)
+    v64 = v62 / k63
+    v65 = v64 + 9.999999747378752e-06
+    v66 = libdevice.rsqrt(v65)
+    v67 = v60 * v66
+    v68 = -v67
+    v69 = tl.exp(v68)
+    v70 = 1.0 + v69
+    v71 = v67 / v70
+    v72 = v61 * v66
+    v73 = v71 * v72
+    tl.store(out0 + n0, v73.to(tl.bfloat16))
+    i74 = n2 * 2048 + k
+    a75 = tl.load(in2 + i74)
+    a76 = tl.load(in3 + i74)
+    v77 = a25.to(tl.float32)
+    acc2 = v77 * v29
+    v78 = a26.to(tl.float32)
+    acc3 = v78 * v29
+    i79 = n2 * 2048 + k + 512
+    a80 = tl.load(in2 + i79)
+    a81 = tl.load(in3 + i79)
+    v82 = a34.to(tl.float32)
+    acc2 = acc2 + v82 * v38
+    v83 = a35.to(tl.float32)
+    acc3 = acc3 + v83 * v38
+    i84 = n2 * 2048 + k + 1024
+    a85 = tl.load(in2 + i84)
+    a86 = tl.load(in3 + i84)
+    v87 = a43.to(tl.float32)
+    acc2 = acc2 + v87 * v47
+    v88 = a44.to(tl.float32)
+    acc3 = acc3 + v88 * v47
+    i89 = n2 * 2048 + k + 1536
+    a90 = tl.load(in2 + i89)
+    a91 = tl.load(in3 + i89)
+    v92 = a52.to(tl.float32)
+    acc2 = acc2 + v92 * v56
+    v93 = a53.to(tl.float32)
+    acc3 = acc3 + v93 * v56
+    v94 = tl.sum(acc2, axis=1)[:, None]
+    v95 = tl.sum(acc3, axis=1)[:, None]
+    v96 = v94 * v66
+    v97 = -v96
+    v98 = tl.exp(v97)
+    v99 = 1.0 + v98
+    v100 = v96 / v99
+    v101 = v95 * v66
+    v102 = v100 * v101
+    tl.store(out0 + n1, v102.to(tl.bfloat16))
+    i103 = n3 * 2048 + k
+    a104 = tl.load(in2 + i103)
+    a105 = tl.load(in3 + i103)
+    v106 = a75.to(tl.float32)
+    acc4 = v106 * v29
+    v107 = a76.to(tl.float32)
+    acc5 = v107 * v29
+    i108 = n3 * 2048 + k + 512
+    a109 = tl.load(in2 + i108)
+    a110 = tl.load(in3 + i108)
+    v111 = a80.to(tl.float32)
+    acc4 = acc4 + v111 * v38
+    v112 = a81.to(tl.float32)
+    acc5 = acc5 + v112 * v38
+    i113 = n3 * 2048 + k + 1024
+    a114 = tl.load(in2 + i113)
+    a115 = tl.load(in3 + i113)
+    v116 = a85.to(tl.float32)
+    acc4 = acc4 + v116 * v47
+    v117 = a86.to(tl.float32)
+    acc5 = acc5 + v117 * v47
+    i118 = n3 * 2048 + k + 1536
+    a119 = tl.load(in2 + i118)
+    a120 = tl.load(in3 + i118)
+    v121 = a90.to(tl.float32)
+    acc4 = acc4 + v121 * v56
+    v122 = a91.to(tl.float32)
+    acc5 = acc5 + v122 * v56
+    v123 = tl.sum(acc4, axis=1)[:, None]
+    v124 = tl.sum(acc5, axis=1)[:, None]
+    v125 = v123 * v66
+    v126 = -v125
+    v127 = tl.exp(v126)
+    v128 = 1.0 + v127
+    v129 = v125 / v128
+    v130 = v124 * v66
+    v131 = v129 * v130
+    tl.store(out0 + n2, v131.to(tl.bfloat16))
+    v132 = a104.to(tl.float32)
+    acc6 = v132 * v29
+    v133 = a105.to(tl.float32)
+    acc7 = v133 * v29
+    v134 = a109.to(tl.float32)
+    acc6 = acc6 + v134 * v38
+    v135 = a110.to(tl.float32)
+    acc7 = acc7 + v135 * v38
+    v136 = a114.to(tl.float32)
+    acc6 = acc6 + v136 * v47
+    v137 = a115.to(tl.float32)
+    acc7 = acc7 + v137 * v47
+    v138 = a119.to(tl.float32)
+    acc6 = acc6 + v138 * v56
+    v139 = a120.to(tl.float32)
+    acc7 = acc7 + v139 * v56
+    v140 = tl.sum(acc6, axis=1)[:, None]
+    v141 = tl.sum(acc7, axis=1)[:, None]
+    v142 = v140 * v66
+    v143 = -v142
+    v144 = tl.exp(v143)
+    v145 = 1.0 + v144
+    v146 = v142 / v145
+    v147 = v141 * v66
+    v148 = v146 * v147
+    tl.store(out0 + n3, v148.to(tl.bfloat16))

@@ -76,11 +76,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, part_acc0, part_acc1, part_stat0, arrivals, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
     gdc_launch_dependents()
     pid = tl.program_id(0)
-    split = pid % 8
-    block = pid // 8
+    split = pid % 3
+    block = pid // 3
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
     m = tl.arange(0, BLOCK_M)[None, :]
-    start = split * 256
+    start = split * 768
     kw0 = start + tl.arange(0, BLOCK_K)[None, :]
     kx0 = start + tl.arange(0, BLOCK_K)[:, None]
     i1 = (n // 32) * 131072 + (n % 32) * 2048 + kw0
@@ -94,7 +94,7 @@ def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, part_acc0, par
     acc0 = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     acc1 = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     stat0 = tl.full((BLOCK_K, BLOCK_M), 0.0, tl.float32)
-    for k0 in range(start + BLOCK_K, start + 256, BLOCK_K):
+    for k0 in range(start + BLOCK_K, tl.minimum(start + 768, 2048), BLOCK_K):
         kw = k0 + tl.arange(0, BLOCK_K)[None, :]
         kx = k0 + tl.arange(0, BLOCK_K)[:, None]
         i8 = (n // 32) * 131072 + (n % 32) * 2048 + kw
@@ -123,12 +123,12 @@ def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, part_acc0, par
     stat0 = tl.sum(stat0, axis=0)[None, :]
     slot = block
     lane = tl.arange(0, BLOCK_N)[:, None] * 8 + m
-    tl.store(part_acc0 + (slot * 8 + split) * 128 + lane, acc0)
-    tl.store(part_acc1 + (slot * 8 + split) * 128 + lane, acc1)
-    tl.store(part_stat0 + (slot * 8 + split) * 8 + m, stat0)
+    tl.store(part_acc0 + (slot * 3 + split) * 128 + lane, acc0)
+    tl.store(part_acc1 + (slot * 3 + split) * 128 + lane, acc1)
+    tl.store(part_stat0 + (slot * 3 + split) * 8 + m, stat0)
     tl.debug_barrier()
     arrived = tl.atomic_add(arrivals + slot, 1, sem="acq_rel")
-    if arrived == 7:
+    if arrived == 2:
         a25 = tl.load(in3 + m)
         i26 = m * 64 + (n % 32)
         a27 = tl.load(in5 + i26)
@@ -136,72 +136,42 @@ def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, part_acc0, par
         i29 = m * 64 + (n % 32) + 32
         a30 = tl.load(in5 + i29)
         a31 = tl.load(in6 + i29)
-        acc0 = tl.load(part_acc0 + (slot * 8 + 0) * 128 + lane, cache_modifier=".cg")
-        acc1 = tl.load(part_acc1 + (slot * 8 + 0) * 128 + lane, cache_modifier=".cg")
-        stat0 = tl.load(part_stat0 + (slot * 8 + 0) * 8 + m, cache_modifier=".cg")
-        p32 = tl.load(part_acc0 + (slot * 8 + 1) * 128 + lane, cache_modifier=".cg")
-        p33 = tl.load(part_acc1 + (slot * 8 + 1) * 128 + lane, cache_modifier=".cg")
-        p34 = tl.load(part_stat0 + (slot * 8 + 1) * 8 + m, cache_modifier=".cg")
+        acc0 = tl.load(part_acc0 + (slot * 3 + 0) * 128 + lane, cache_modifier=".cg")
+        acc1 = tl.load(part_acc1 + (slot * 3 + 0) * 128 + lane, cache_modifier=".cg")
+        stat0 = tl.load(part_stat0 + (slot * 3 + 0) * 8 + m, cache_modifier=".cg")
+        p32 = tl.load(part_acc0 + (slot * 3 + 1) * 128 + lane, cache_modifier=".cg")
+        p33 = tl.load(part_acc1 + (slot * 3 + 1) * 128 + lane, cache_modifier=".cg")
+        p34 = tl.load(part_stat0 + (slot * 3 + 1) * 8 + m, cache_modifier=".cg")
         acc0 = acc0 + p32
         acc1 = acc1 + p33
         stat0 = stat0 + p34
-        p35 = tl.load(part_acc0 + (slot * 8 + 2) * 128 + lane, cache_modifier=".cg")
-        p36 = tl.load(part_acc1 + (slot * 8 + 2) * 128 + lane, cache_modifier=".cg")
-        p37 = tl.load(part_stat0 + (slot * 8 + 2) * 8 + m, cache_modifier=".cg")
+        p35 = tl.load(part_acc0 + (slot * 3 + 2) * 128 + lane, cache_modifier=".cg")
+        p36 = tl.load(part_acc1 + (slot * 3 + 2) * 128 + lane, cache_modifier=".cg")
+        p37 = tl.load(part_stat0 + (slot * 3 + 2) * 8 + m, cache_modifier=".cg")
         acc0 = acc0 + p35
         acc1 = acc1 + p36
         stat0 = stat0 + p37
-        p38 = tl.load(part_acc0 + (slot * 8 + 3) * 128 + lane, cache_modifier=".cg")
-        p39 = tl.load(part_acc1 + (slot * 8 + 3) * 128 + lane, cache_modifier=".cg")
-        p40 = tl.load(part_stat0 + (slot * 8 + 3) * 8 + m, cache_modifier=".cg")
-        acc0 = acc0 + p38
-        acc1 = acc1 + p39
-        stat0 = stat0 + p40
-        p41 = tl.load(part_acc0 + (slot * 8 + 4) * 128 + lane, cache_modifier=".cg")
-        p42 = tl.load(part_acc1 + (slot * 8 + 4) * 128 + lane, cache_modifier=".cg")
-        p43 = tl.load(part_stat0 + (slot * 8 + 4) * 8 + m, cache_modifier=".cg")
-        acc0 = acc0 + p41
-        acc1 = acc1 + p42
-        stat0 = stat0 + p43
-        p44 = tl.load(part_acc0 + (slot * 8 + 5) * 128 + lane, cache_modifier=".cg")
-        p45 = tl.load(part_acc1 + (slot * 8 + 5) * 128 + lane, cache_modifier=".cg")
-        p46 = tl.load(part_stat0 + (slot * 8 + 5) * 8 + m, cache_modifier=".cg")
-        acc0 = acc0 + p44
-        acc1 = acc1 + p45
-        stat0 = stat0 + p46
-        p47 = tl.load(part_acc0 + (slot * 8 + 6) * 128 + lane, cache_modifier=".cg")
-        p48 = tl.load(part_acc1 + (slot * 8 + 6) * 128 + lane, cache_modifier=".cg")
-        p49 = tl.load(part_stat0 + (slot * 8 + 6) * 8 + m, cache_modifier=".cg")
-        acc0 = acc0 + p47
-        acc1 = acc1 + p48
-        stat0 = stat0 + p49
-        p50 = tl.load(part_acc0 + (slot * 8 + 7) * 128 + lane, cache_modifier=".cg")
-        p51 = tl.load(part_acc1 + (slot * 8 + 7) * 128 + lane, cache_modifier=".cg")
-        p52 = tl.load(part_stat0 + (slot * 8 + 7) * 8 + m, cache_modifier=".cg")
-        acc0 = acc0 + p50
-        acc1 = acc1 + p51
-        stat0 = stat0 + p52
-        c53 = (a25 >= 0) & (a25 < 1024)
-        tl.device_assert(c53, "index out of range")
-        k54 = tl.full((1, 1), 2048.0, tl.float32)
-        v55 = stat0 / k54
-        v56 = v55 + 9.999999747378752e-06
-        v57 = libdevice.rsqrt(v56)
-        v58 = acc0 * v57
-        v59 = a27.to(tl.float32)
-        v60 = v58 * v59
-        v61 = acc1 * v57
-        v62 = -v61
-        v63 = a28.to(tl.float32)
-        v64 = v62 * v63
-        v65 = v60 + v64
-        i66 = a25 * 512 + (n // 32) * 64 + (n % 32)
-        tl.store(out0 + i66, v65.to(tl.bfloat16), mask=c53)
-        v67 = a30.to(tl.float32)
-        v68 = v61 * v67
-        v69 = a31.to(tl.float32)
-        v70 = v58 * v69
-        v71 = v68 + v70
-        i72 = a25 * 512 + (n // 32) * 64 + (n % 32) + 32
-        tl.store(out0 + i72, v71.to(tl.bfloat16), mask=c53)
+        c38 = (a25 >= 0) & (a25 < 1024)
+        tl.device_assert(c38, "index out of range")
+        k39 = tl.full((1, 1), 2048.0, tl.float32)
+        v40 = stat0 / k39
+        v41 = v40 + 9.999999747378752e-06
+        v42 = libdevice.rsqrt(v41)
+        v43 = acc0 * v42
+        v44 = a27.to(tl.float32)
+        v45 = v43 * v44
+        v46 = acc1 * v42
+        v47 = -v46
+        v48 = a28.to(tl.float32)
+        v49 = v47 * v48
+        v50 = v45 + v49
+        i51 = a25 * 512 + (n // 32) * 64 + (n % 32)
+        tl.store(out0 + i51, v50.to(tl.bfloat16), mask=c38)
+        v52 = a30.to(tl.float32)
+        v53 = v46 * v52
+        v54 = a31.to(tl.float32)
+        v55 = v43 * v54
+        v56 = v53 + v55
+        i57 = a25 * 512 + (n // 32) * 64 + (n % 32) + 32
+        tl.store(out0 + i57, v56.to(tl.bfloat16), mask=c38)
         tl.store(arrivals + slot, 0)

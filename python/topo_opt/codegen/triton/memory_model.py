@@ -13,9 +13,13 @@ REGISTERS = 200
 """Registers of a thread that a tile may need, by estimate; the limit is 255, and beyond it values spill."""
 CACHED = 0.5
 """What a byte from L2 costs of one from memory."""
+CORE_BYTES_PER_NS = 62.0
+"""What a core reads from L2 and memory together."""
+READING = 1.13
+"""The rate of programs that only read, of that of reading and writing."""
 SECTOR_BYTES = 32
 """Bytes that memory hands out at a time."""
-LATENCY_NS = 1000.0
+LATENCY_NS = 1650.0
 """From a load to its data on a busy machine."""
 ALONE = 1.5
 """What a core draws from memory when the others rest, of its part when they don't."""
@@ -28,6 +32,11 @@ def resident(registers: float, warps: int, shared_bytes: int = 0, shared_limit: 
     by_threads = _THREADS_PER_CORE // (32 * warps)
     by_shared = shared_limit // shared_bytes if shared_bytes else _PROGRAMS_PER_CORE
     return max(1, min(by_registers, by_threads, by_shared, _PROGRAMS_PER_CORE))
+
+
+def core_rate(target: Target) -> float:
+    """Bytes per ns that a core reads from memory at most."""
+    return READING * target.memory_bytes_per_s / target.cores / 1e9
 
 
 def in_flight(flight_bytes: float, target: Target) -> float:
