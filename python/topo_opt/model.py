@@ -190,6 +190,8 @@ def _aten_programs(programs: Mapping[str, Any], ingested: Any) -> tuple[dict[str
                 data = record.aten_program()
         except UnsupportedError as error:
             if record.symbol is None:
+                whole = [r for r in ingested.remarks if r.kind == "not-decomposed" and r.subject == function]
+                error.hint = whole[0].reason if whole else error.hint
                 raise
             remarks.append(Remark("no-fallback", function, error.message, error.where))
             continue

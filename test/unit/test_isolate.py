@@ -184,3 +184,13 @@ def test_descriptors_are_closed():
         with pytest.raises(CompilerCrash):
             run_isolated(lambda: os._exit(1), stage="t")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_child_sees_no_gpu(monkeypatch):
+    """CUDA can't start again after a fork, so that asking it would fail in a process that uses a GPU."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    seen = run_isolated(lambda: [torch.cuda.is_available(), torch.cuda.device_count()], stage="import")
+    assert seen == [False, 0]

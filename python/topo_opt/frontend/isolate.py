@@ -123,9 +123,7 @@ def _child(fn: Callable[..., Any], args: tuple, limits: Limits, result_fd: int, 
         faulthandler.enable(file=2)
         _apply(limits)
         if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(
-                1
-            )  # libgomp's threads do not survive a fork: it would wait for them
+            _prepare_torch(sys.modules["torch"])
         try:
             payload = wire.dumps({"kind": "value", "value": fn(*args)})
         except TopoError as exc:
@@ -138,6 +136,15 @@ def _child(fn: Callable[..., Any], args: tuple, limits: Limits, result_fd: int, 
         status = 0
     finally:
         os._exit(status)
+
+
+def _prepare_torch(torch: Any) -> None:
+    """What torch must not do in the child."""
+    # libgomp's threads do not survive a fork: it would wait for them.
+    torch.set_num_threads(1)
+    # CUDA survives neither a fork nor a limit on memory. Compiling needs no GPU, and must not depend on there being one.
+    torch.cuda.is_available = lambda: False
+    torch.cuda.device_count = lambda: 0
 
 
 def _redirect(output_fd: int) -> None:
