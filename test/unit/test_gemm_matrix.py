@@ -150,3 +150,30 @@ def test_a_tile_that_does_not_fit_is_replaced():
                 steps += 1
         assert steps >= 1 and found["k_gemm"].shared <= MAX_SHARED_BYTES
         assert str(huge["stages"]) + " : i64, warps" not in str(module)
+
+
+def rotated(f: Function, product: Named, depth: int, interleaved: bool) -> Named:
+    """`product * 0.5 + rotate_half(product) * 2` over heads of `depth`."""
+    m, n = product.shape
+    heads = f.expand(product, (m, n // depth, depth), "[[0], [1, 2]]")
+    turned = f.rotate(heads, interleaved)
+    code = ["%h = arith.constant 0.5 : f32", "%t = arith.constant 2.0 : f32", "%a = arith.mulf {0}, %h : f32"]
+    code += ["%b = arith.mulf {1}, %t : f32", "%r = arith.addf %a, %b : f32"]
+    return f.demote(f.pointwise([(heads, "d0, d1, d2"), (turned, "d0, d1, d2")], heads.shape, "f32", code))
+
+
+@pytest.mark.parametrize("form", [*FORMS, "splits"])
+@pytest.mark.parametrize(
+    "depth, interleaved, joined", [(16, False, True), (32, True, True), (128, False, False)]
+)
+def test_rotary_takes_neighbouring_columns_in_one_product(form, depth, interleaved, joined):
+    tile = TILE | (FORMS[form] if form in FORMS else {"tma": 1, "splits": 2})
+    f = Function()
+    x, w = f.argument((24, 64)), f.argument((256, 64))
+    result = rotated(f, f.contract(x, w), depth, interleaved)
+    period = 1 if interleaved else depth // 2
+    checked = verify(f.text([result], tile, parts=2, period=period))
+    text = checked.source.source.partition("@triton.jit")[2]
+    assert text.count("tl.dot(") == (1 if joined else 2) and ("tl.split(" in text) == joined
+    if "tma" in tile and joined:
+        assert len(described(checked)) == 2

@@ -4,11 +4,15 @@ Programs compute one tile each, or, with `persistent`, as many programs as the m
 next tile then start under the epilogue of the one before. With `splits`, so many programs share a tile, each with its range
 of k; the last one to arrive adds up their sums in order and does the epilogue (`arrivals`). With `tma`, operands that lie in
 memory as a tensor descriptor can say are copied by the hardware; the others are loaded through pointers.
+
+Where tile columns stand for two columns each (`parts` = 2), and a block of them for neighbouring columns, one product over all
+of these is taken apart in the end: its operand is then a plain block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from topo_opt.codegen.kernel_source import KernelSource, Param, Scratch
@@ -23,11 +27,26 @@ from topo_opt.structured.index import Expr, symbol
 _SHAPE = "(BLOCK_M, BLOCK_N)"
 _SIDES = ("left", "right")
 _WIDEST = 2**31 - 1  # of offsets in 32 bits
-_K_AXES = {
-    "left": ("ka", "(BLOCK_M, BLOCK_K)", "[None, :]"),
-    "right": ("kb", "(BLOCK_K, BLOCK_N)", "[:, None]"),
-}
-"""The axis that k is for each side, the shape of a block, and how positions in k lie in it."""
+_K_AXES = {"left": ("ka", "[None, :]"), "right": ("kb", "[:, None]")}
+"""The axis that k is for each side, and how its positions lie in a block."""
+
+
+@dataclass(frozen=True)
+class _Product:
+    """One product of the main loop: its name, and the accumulators it gives by part; `joined`: all parts in one."""
+
+    name: str
+    accumulators: tuple[Accumulator, ...]
+    joined: bool
+
+    @property
+    def columns(self) -> str:
+        """Source of the number of its columns."""
+        return "BLOCK_N * 2" if self.joined else "BLOCK_N"
+
+    @property
+    def first(self) -> Accumulator:
+        return self.accumulators[0]
 
 
 class Matrix(Gemm):
@@ -38,6 +57,7 @@ class Matrix(Gemm):
         return {
             "m": self.axis("m", self.m, tile["m"]),
             "n": self.axis("n", self.columns, tile["n"]),
+            "nw": self.axis("nw", self.n, 2 * tile["n"]),
             "ka": self.axis("ka", self.k, tile["k"]),
             "kb": self.axis("kb", self.k, tile["k"]),
             "b": Axis("b", self.batch, "b", scalar=True),
@@ -113,62 +133,89 @@ class Matrix(Gemm):
         self.define("n", f"pid_n{self.cast} * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
         places = self.places(m, n)
         self.check_coverage(places, self.batch * self.m * self.columns)
-        accumulators = self._accumulators(places, m)
-        names = ["acc", *(f"acc{i}" for i in range(1, len(accumulators)))]
-        for name in names:
-            line(f"{name} = tl.zeros({_SHAPE}, tl.float32)")
+        products = self._products(self._accumulators(places, m), n)
+        for product in products:
+            line(f"{product.name} = tl.zeros((BLOCK_M, {product.columns}), tl.float32)")
         if self.pdl and not walking:
             line("gdc_wait()")
         with self.emitter.scope(f"for k0 in range({start}, {end}, BLOCK_K):"):
-            described = [[self._describe(a, side) for side in _SIDES] for a in accumulators]
+            described = [[self._describe(p, side) for side in _SIDES] for p in products]
+            if any(p.joined and both[1] is None for p, both in zip(products, described)):
+                self.define("nw", f"pid_n{self.cast} * (BLOCK_N * 2) + tl.arange(0, BLOCK_N * 2)[None, :]")
             for position, side in enumerate(_SIDES):
                 if not all(both[position] for both in described):
-                    axis, _, places_in_k = _K_AXES[side]
+                    axis, places_in_k = _K_AXES[side]
                     self.define(axis, f"k0 + tl.arange(0, BLOCK_K){places_in_k}")
             loaded: dict[Operand, str] = {}
-            for name, accumulator, both in zip(names, accumulators, described):
-                left, right = (self._factor(accumulator, s, d, loaded) for s, d in zip(_SIDES, both))
-                line(f"{name} = tl.dot({left}, {right}, {name}{self._precision})")
+            for product, both in zip(products, described):
+                left, right = (self._factor(product, s, d, loaded) for s, d in zip(_SIDES, both))
+                line(f"{product.name} = tl.dot({left}, {right}, {product.name}{dot_precision(self.element)})")
         if self._splits == 1:
-            self._finish(accumulators, names, places)
+            self._finish(products, [p.name for p in products], places)
         else:
-            self._combine(accumulators, names, places, number)
+            self._combine(products, places, number)
 
-    def _finish(
-        self, accumulators: Sequence[Accumulator], names: Sequence[str], places: Sequence[Place]
-    ) -> None:
+    def _products(self, accumulators: Sequence[Accumulator], n: Expr) -> list[_Product]:
+        """The products of the main loop: one an accumulator, or one for both parts of a contraction."""
+        parts = [self.column(part, n) for part in range(self.parts)]
+        neighbours = self.parts == 2 and self.tile["n"] % self.period == 0
+        if not (neighbours and all(a.column in parts for a in accumulators)):
+            names = ["acc", *(f"acc{i}" for i in range(1, len(accumulators)))]
+            return [_Product(name, (a,), False) for name, a in zip(names, accumulators)]
+        found: dict[int, list[Accumulator]] = {}
+        for a in accumulators:
+            found.setdefault(a.contraction.node.id, []).append(a)
+        names = ["acc", *(f"acc{i}" for i in range(1, len(found)))]
+        return [_Product(name, tuple(group), True) for name, group in zip(names, found.values())]
+
+    def _finish(self, products: Sequence[_Product], sums: Sequence[str], places: Sequence[Place]) -> None:
         """The epilogue, from complete sums."""
-        for name, accumulator in zip(names, accumulators):
-            self.seed_product(accumulator, name, ("m", "n"))
+        for product, total in zip(products, sums):
+            if not product.joined:
+                self.seed_product(product.first, total, ("m", "n"))
+                continue
+            halves = self._halves(total)
+            for accumulator in product.accumulators:
+                part = int(accumulator.column != self.column(0, symbol("n", self.columns)))
+                self.seed_product(accumulator, halves[part], ("m", "n"))
         for place in places:
             self.store(place, ("m", "n"), _SHAPE)
 
-    def _combine(
-        self, accumulators: Sequence[Accumulator], names: Sequence[str], places: Sequence[Place], number: str
-    ) -> None:
+    def _halves(self, total: str) -> tuple[str, str]:
+        """The parts of a joined product: `period` columns of the first, as many of the second, and so on."""
+        blocks, name = self.tile["n"] // self.period, self.writer.fresh("half")
+        pairs = f"tl.reshape({total}, (BLOCK_M, {blocks}, 2, {self.period}))"
+        self.writer.line(f"{name}0, {name}1 = tl.split(tl.permute({pairs}, (0, 1, 3, 2)))")
+        for part in range(2):
+            self.writer.line(f"{name}{part} = tl.reshape({name}{part}, {_SHAPE})")
+        return f"{name}0", f"{name}1"
+
+    def _combine(self, products: Sequence[_Product], places: Sequence[Place], number: str) -> None:
         """Writes this program's sums; the last program of a tile adds all of them up and finishes."""
         line, splits, per_batch = self.writer.line, self._splits, self.rows * self.cols
-        slots, elements = per_batch * self.batch, self.tile["m"] * self.tile["n"]
+        slots = per_batch * self.batch
+        columns = products[0].columns
+        elements = self.tile["m"] * self.tile["n"] * (2 if products[0].joined else 1)
         line(f"slot = b * {per_batch} + {number}" if self.batch > 1 else f"slot = {number}")
-        line("lane = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
+        line(f"lane = tl.arange(0, BLOCK_M)[:, None] * ({columns}) + tl.arange(0, {columns})[None, :]")
         wide = ".to(tl.int64)" if slots * splits * elements > _WIDEST else ""
 
         def part(name: str, split: str) -> str:
             return f"part_{name} + (slot * {splits} + {split}){wide} * {elements} + lane"
 
-        for name in names:
-            line(f"tl.store({part(name, 'split')}, {name})")
+        for product in products:
+            line(f"tl.store({part(product.name, 'split')}, {product.name})")
         arrivals.count_in(self.writer, "slot")
         with self.emitter.scope(f"if arrived == {splits - 1}:"):
-            sums = [f"sum{i}" for i in range(len(names))]
-            for total, name in zip(sums, names):
-                line(f'{total} = tl.load({part(name, "0")}, cache_modifier=".cg")')
+            sums = [f"sum{i}" for i in range(len(products))]
+            for total, product in zip(sums, products):
+                line(f'{total} = tl.load({part(product.name, "0")}, cache_modifier=".cg")')
             with self.emitter.scope(f"for other in range(1, {splits}):"):
-                for total, name in zip(sums, names):
-                    line(f'{total} += tl.load({part(name, "other")}, cache_modifier=".cg")')
-            self._finish(accumulators, sums, places)
+                for total, product in zip(sums, products):
+                    line(f'{total} += tl.load({part(product.name, "other")}, cache_modifier=".cg")')
+            self._finish(products, sums, places)
             arrivals.set_back(self.writer, "slot")
-        self.scratch = [(f"part_{name}", Scratch("fp32", slots * splits * elements)) for name in names]
+        self.scratch = [(f"part_{p.name}", Scratch("fp32", slots * splits * elements)) for p in products]
         self.scratch.append((arrivals.COUNTERS, arrivals.counters(slots)))
 
     def _accumulators(self, places: list[Place], m: Expr) -> list[Accumulator]:
@@ -177,42 +224,50 @@ class Matrix(Gemm):
             raise UnsupportedError("a statistic in the matrix form of a gemm kernel")
         return [self.accumulator(r, [m]) for r in needs.reductions]
 
-    @property
-    def _precision(self) -> str:
-        return dot_precision(self.element)
-
     # -- operands ---------------------------------------------------------------------------------------------------
 
     def _factor(
-        self, accumulator: Accumulator, side: str, described: Operand | None, loaded: dict[Operand, str]
+        self, product: _Product, side: str, described: Operand | None, loaded: dict[Operand, str]
     ) -> str:
         """A block of an operand, (m, k) or (k, n), as a name."""
-        axis, shape, _ = _K_AXES[side]
-        other = "m" if side == "left" else "n"
         if described is not None:
             if described not in loaded:
                 name = self.described.setdefault(described, f"{side}{len(self.described)}_desc")
                 loaded[described] = self.writer.bind(described.load(name))
             return loaded[described]
-        value = self.operand(accumulator, side, symbol(axis, self.k))
-        return self.factor(value, self.emitter.axes[axis].mask, axis, {other, axis}, shape)
+        axis, other = _K_AXES[side][0], self._other_axis(product, side)
+        shape = "(BLOCK_M, BLOCK_K)" if side == "left" else f"(BLOCK_K, {product.columns})"
+        position, value = product.first.contraction.operand(side)
+        found = self.emitter.real(value, self._indices(product, side, position))
+        return self.factor(found, self.emitter.axes[axis].mask, axis, {other, axis}, shape)
 
-    def _describe(self, accumulator: Accumulator, side: str) -> Operand | None:
+    def _other_axis(self, product: _Product, side: str) -> str:
+        """The axis of an operand beside k."""
+        return "m" if side == "left" else "nw" if product.joined else "n"
+
+    def _indices(self, product: _Product, side: str, position: int) -> list[Expr]:
+        """Where a block of an operand is read."""
+        accumulator = product.first
+        column = symbol("nw", self.n) if product.joined else accumulator.column
+        k = symbol(_K_AXES[side][0], self.k)
+        loop = accumulator.contraction.loop(self.batch_index, accumulator.row, column, k)
+        return accumulator.contraction.node.maps[position].apply(loop)
+
+    def _describe(self, product: _Product, side: str) -> Operand | None:
         """The operand as a descriptor says it, or None."""
         tile = self.tile
         if not tile.get("tma"):
             return None
-        axis = _K_AXES[side][0]
-        k = BlockAxis(axis, self.k, tile["k"], "k0", "k0 // BLOCK_K")
-        if side == "left":
-            outer = BlockAxis("m", self.m, tile["m"], "pid_m * BLOCK_M", "pid_m")
-        else:
-            outer = BlockAxis("n", self.columns, tile["n"], "pid_n * BLOCK_N", "pid_n")
-        contraction = accumulator.contraction
-        position, value = contraction.operand(side)
-        loop = contraction.loop(self.batch_index, accumulator.row, accumulator.column, symbol(axis, self.k))
-        indices = contraction.node.maps[position].apply(loop)
-        find = partial(describe, self.emitter, value, indices)
+        k = BlockAxis(_K_AXES[side][0], self.k, tile["k"], "k0", "k0 // BLOCK_K")
+        other = self._other_axis(product, side)
+        size, block, number = {
+            "m": (self.m, tile["m"], "pid_m"),
+            "n": (self.columns, tile["n"], "pid_n"),
+            "nw": (self.n, 2 * tile["n"], "pid_n"),
+        }[other]
+        outer = BlockAxis(other, size, block, f"{number} * {block}", number)
+        position, value = product.first.contraction.operand(side)
+        find = partial(describe, self.emitter, value, self._indices(product, side, position))
         try:
             return find((outer, k) if side == "left" else (k, outer))
         except UnsupportedError:
