@@ -7,7 +7,7 @@ the model's error is 8 %. Shares of peak are relative, so they stand for other m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from topo_opt.codegen.triton import gemm_f32_tiles, gemm_splits
 from topo_opt.codegen.triton.gemm_figures import Figures
@@ -66,12 +66,16 @@ def ordered(kernel: Kernel, figures: Figures) -> list[dict[str, int]]:
     """Tiles, best first by the model."""
     if figures.element == "f32":
         return gemm_f32_tiles.ordered(kernel, figures)
-    math = _has_math(kernel)
-    timed = [
-        (_time(kernel, figures, way, math), number, _tile(kernel, figures, way))
-        for number, way in enumerate(_ways(kernel, figures))
-    ]  # fmt: skip
-    return gemm_splits.thinned(tile for _, _, tile in sorted(timed, key=lambda t: t[:2]))
+    math, period = _has_math(kernel), kernel.attributes.get("period", 0)
+    if kernel.attributes.get("parts", 1) == 2 and period * 2 <= max(s.n for s in _SIZES):
+        # A block of neighbouring columns holds both parts (`gemm_matrix`).
+        joined = replace(figures, columns=2 * figures.columns, products=max(1, figures.products // 2))
+        ways = [w for w in _ways(kernel, joined) if w.size.n % (2 * period) == 0]
+        timed = [(_time(kernel, joined, w, math), _tile(kernel, joined, w)) for w in ways]
+        timed = [(time, tile | {"n": tile["n"] // 2}) for time, tile in timed]
+    else:
+        timed = [(_time(kernel, figures, w, math), _tile(kernel, figures, w)) for w in _ways(kernel, figures)]
+    return gemm_splits.thinned(tile for _, tile in sorted(timed, key=lambda t: t[0]))
 
 
 def variants(kernel: Kernel, figures: Figures) -> list[dict[str, int]]:
