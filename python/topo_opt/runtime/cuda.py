@@ -1,15 +1,19 @@
-"""The GPU executor: compiled kernels, and the whole variant as one CUDA graph when nothing forbids it.
+"""The GPU executor: compiled kernels, launched on the caller's tensors or as one CUDA graph, whichever takes less time.
 
-The first call of a variant compiles its kernels, runs it once step by step (which finds every error while the call can
-still fall back), puts the state back as it was, and captures. Later calls copy the inputs, replay, and copy the results.
+The first call of a variant compiles its kernels and runs it once step by step, which finds every error while the call can
+still fall back. A variant for a graph is run on memory of its own; the state is then put back as it was, and the graph is
+captured. Later calls copy the inputs, replay, and copy the results; tensors that come again get a graph of their own
+(`caller_graphs`). A variant whose copies would take longer than its launches has no graph (`launch_choice`, `direct`).
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import os
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -17,11 +21,16 @@ import torch
 from topo_opt.errors import InputError, StrictError
 from topo_opt.runtime import aten_ops
 from topo_opt.runtime.bundle import Bundle
+from topo_opt.runtime.caller_graphs import CallerGraphs
+from topo_opt.runtime.direct import DirectVariant, overlaps, rewritten_inputs, span
+from topo_opt.runtime.dtypes import torch_dtype
 from topo_opt.runtime.executor import KernelSources, VariantStatus, kernel_arguments
 from topo_opt.runtime.kernel_module import load_function
+from topo_opt.runtime.launch_choice import LaunchMode, bytes_per_us, choose
+from topo_opt.runtime.launches import prepared
 from topo_opt.runtime.memory import Memory
 from topo_opt.runtime.plan import AtenStep, Kernel, KernelStep, Variant
-from topo_opt.runtime.repeated_call import RepeatedCall
+from topo_opt.runtime.repeated_call import DirectCall, KnownCall, RepeatedCall
 from topo_opt.runtime.steps import BoundVariant, StepFailed, bind_variant, plain_tensors
 
 GraphMode = Literal["auto", "off", "require"]
@@ -29,14 +38,28 @@ GraphMode = Literal["auto", "off", "require"]
 
 @dataclass
 class _Ready:
-    """A bound variant and, when it was captured, its graph."""
+    """A variant on this GPU: as launches on the caller's tensors, or bound to static memory with a graph where it was captured."""
 
     bound: BoundVariant
+    direct: DirectVariant | None = None
     graph: torch.cuda.CUDAGraph | None = None
+    callers: CallerGraphs | None = None
     reason: str = ""
     warm: bool = False
     broken: str = ""
     """Why its kernels don't compile: found once, not tried again at every call."""
+    last_leaves: tuple[Any, ...] = ()
+    """What a direct variant was called with last the long way, tensors as weak references; for benchmarks."""
+
+    @property
+    def mode(self) -> str:
+        if not self.warm:
+            return ""
+        if self.direct is not None:
+            return "direct"
+        if self.graph is None:
+            return "steps"
+        return "graph on the caller's tensors" if self.callers is not None and self.callers.kept else "graph"
 
 
 class CudaExecutor:
@@ -48,9 +71,10 @@ class CudaExecutor:
         memory: Memory,
         *,
         graphs: GraphMode = "auto",
+        launch: LaunchMode = "auto",
         allow_ops: frozenset[str] = frozenset(),
     ):
-        self.allow_ops = allow_ops
+        self.allow_ops, self.launch = allow_ops, launch
         if not torch.cuda.is_available():
             raise InputError("device 'cuda' was asked for, but torch sees no GPU", hint="use device='cpu'")
         if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
@@ -67,6 +91,7 @@ class CudaExecutor:
             self.done = torch.cuda.Event()
         # Calls share static memory, and the next one may come on another stream.
         self.last_stream: torch.cuda.Stream | None = None
+        self.last_raw = -1
         variants = [v for f in bundle.plan.functions.values() for v in f.variants]
         with plain_tensors():
             memory.arena(max((v.arena_bytes for v in variants), default=0))
@@ -76,11 +101,16 @@ class CudaExecutor:
         with plain_tensors(), torch.cuda.device(self.device):
             ready = self.variants.get(id(variant))
             if ready is None:
-                ready = _Ready(self._bind(variant))
+                ready = self._ready(variant)
                 self.variants[id(variant)] = ready
-            bound = ready.bound
             if ready.broken:
                 raise StepFailed(ready.broken, mutated=False)
+            if ready.direct is not None:
+                ready.last_leaves = tuple(
+                    weakref.ref(v) if isinstance(v, torch.Tensor) else v for v in leaves
+                )
+                return self._run_directly(ready, leaves) if ready.warm else self._first_direct(ready, leaves)
+            bound = ready.bound
             self._enter()
             if not ready.warm:
                 self._warm_up(ready, leaves)
@@ -97,31 +127,105 @@ class CudaExecutor:
         ready = self.variants.get(id(variant))
         if ready is None:
             return VariantStatus(variant.symbol, False, False, "it has not run yet")
-        return VariantStatus(variant.symbol, ready.warm, ready.graph is not None, ready.reason)
+        return VariantStatus(variant.symbol, ready.warm, ready.graph is not None, ready.reason, ready.mode)
 
-    def repeated(self, variant: Variant, *, own_results: bool) -> RepeatedCall | None:
+    def repeated(self, variant: Variant, *, own_results: bool) -> KnownCall | None:
         ready = self.variants.get(id(variant))
-        if ready is None or ready.graph is None:
+        if ready is None or not ready.warm:
+            return None
+        if ready.direct is not None:
+            return DirectCall(variant, self.device, partial(self._run_directly, ready))
+        if ready.graph is None:
             return None
         return RepeatedCall(
             variant, ready.bound.tensors, self.device, ready.graph.replay,
-            enter=self._enter, leave=self._leave, own_results=own_results,
+            enter=self._enter, leave=self._leave, own_results=own_results, callers=ready.callers,
         )  # fmt: skip
 
     def _enter(self) -> None:
         """Puts this call after the last one, which may have been made on another stream."""
-        stream = torch.cuda.current_stream(self.device)
-        if stream != self.last_stream:
+        raw = torch._C._cuda_getCurrentRawStream(self.device.index)
+        if raw != self.last_raw or self.last_stream is None:
+            stream = torch.cuda.current_stream(self.device)
             stream.wait_event(self.done)
-            self.last_stream = stream
+            self.last_stream, self.last_raw = stream, raw
 
     def _leave(self) -> None:
         self.done.record(self.last_stream)
 
-    def replay_call(self, variant: Variant) -> Callable[[], None]:
+    def replay_call(self, variant: Variant) -> Callable[[], object]:
         """One execution without copying inputs and results, for benchmarks; the variant must have run before."""
         ready = self.variants[id(variant)]
-        return ready.graph.replay if ready.graph is not None else ready.bound.run_steps
+        if ready.direct is None:
+            return ready.graph.replay if ready.graph is not None else ready.bound.run_steps
+        leaves = [v() if isinstance(v, weakref.ref) else v for v in ready.last_leaves]
+        for i, leaf in enumerate(variant.inputs):
+            if leaf.kind == "tensor" and leaves[i] is None:
+                dtype = torch_dtype(str(leaf.dtype))
+                leaves[i] = torch.zeros(leaf.shape or (), dtype=dtype, device=self.device)
+        return partial(self._run_directly, ready, leaves)
+
+    def _run_directly(self, ready: _Ready, leaves: Sequence[Any]) -> list[Any]:
+        direct = ready.direct
+        assert direct is not None
+        if torch.cuda.current_device() != self.device.index:
+            with torch.cuda.device(self.device):
+                return self._run_directly(ready, leaves)
+        raw = torch._C._cuda_getCurrentRawStream(self.device.index)
+        if not direct.uses_shared_memory:
+            return direct.run(leaves, raw)
+        self._enter()
+        try:
+            results = direct.run(leaves, raw)
+        except StepFailed:
+            self.memory.clear_zeroed()
+            raise
+        self._leave()
+        return results
+
+    def _first_direct(self, ready: _Ready, leaves: list[Any]) -> list[Any]:
+        """The first call of a direct variant: compiles, and waits for the kernels so that their errors are this call's.
+
+        Raises `StepFailed` with the state as it was before; inputs that the program rewrites may have changed.
+        """
+        self._compile(ready)
+        assert ready.direct is not None
+        state = ready.bound.mutated_tensors()
+        saved = [t.clone() for t in state]
+        try:
+            results = self._run_directly(ready, leaves)
+            torch.cuda.current_stream().synchronize()
+        except (StepFailed, RuntimeError) as error:
+            text = error.message if isinstance(error, StepFailed) else str(error).splitlines()[0]
+            _restore(state, saved)
+            rewrites = any(leaf.mutated for leaf in ready.bound.variant.inputs)
+            mutated = rewrites and (not isinstance(error, StepFailed) or error.mutated)
+            raise StepFailed(f"the first run failed: {text}", mutated=mutated) from error
+        ready.warm = True
+        return results
+
+    def _ready(self, variant: Variant) -> _Ready:
+        """Decides how a variant runs, and binds it."""
+        self._load_functions({s.kernel for s in variant.steps if isinstance(s, KernelStep)})
+        obstacle = self._graph_obstacle(variant)
+        if obstacle and (self.graphs == "require" or self.launch == "graph"):
+            raise StrictError(f"{variant.symbol} can't be captured as one CUDA graph: {obstacle}")
+        if not obstacle and self.launch == "direct":
+            obstacle = "direct launches were asked for"
+        if not obstacle and self.launch == "auto" and choose(variant, bytes_per_us(self.device)) == "direct":
+            obstacle = "launching its kernels takes less time than copying its inputs and results"
+        if obstacle:
+            direct = DirectVariant(variant, self.kernels, self.memory, self)
+            return _Ready(direct.bound, direct, reason=obstacle)
+        return _Ready(bind_variant(variant, self.kernels, self.memory.bind(variant), self))
+
+    def _compile(self, ready: _Ready) -> None:
+        """Compiles the kernels of a variant; what does not compile is remembered."""
+        try:
+            _compile_all([s.run for s in ready.bound.steps if isinstance(s.run, _Launch)], self.device)
+        except StepFailed as error:
+            ready.broken = error.message
+            raise
 
     def _run_steps(self, bound: BoundVariant) -> None:
         try:
@@ -129,11 +233,6 @@ class CudaExecutor:
         except StepFailed:
             self.memory.clear_zeroed()
             raise
-
-    def _bind(self, variant: Variant) -> BoundVariant:
-        self._load_functions({s.kernel for s in variant.steps if isinstance(s, KernelStep)})
-        bound = bind_variant(variant, self.kernels, self.memory.bind(variant), self)
-        return bound
 
     def _load_functions(self, names: set[str]) -> None:
         for name in sorted(names - set(self.functions)):
@@ -153,11 +252,7 @@ class CudaExecutor:
         Raises `StepFailed` with the state as it was before.
         """
         bound = ready.bound
-        try:
-            _compile_all([s.run for s in bound.steps if isinstance(s.run, _Launch)], self.device)
-        except StepFailed as error:
-            ready.broken = error.message
-            raise
+        self._compile(ready)
         state = bound.mutated_tensors()
         saved = [t.clone() for t in state]
         side = torch.cuda.Stream(self.device)
@@ -175,12 +270,37 @@ class CudaExecutor:
         finally:
             torch.cuda.current_stream().wait_stream(side)
             _restore(state, saved)
-        ready.reason = self._graph_obstacle(bound.variant)
-        if not ready.reason:
-            self._capture(ready, side)
-        if ready.reason and self.graphs == "require":
+        ready.graph, ready.reason = self._captured(bound, side)
+        if ready.reason and (self.graphs == "require" or self.launch == "graph"):
             raise StrictError(f"{bound.variant.symbol} can't be captured as one CUDA graph: {ready.reason}")
+        if ready.graph is not None:
+            ready.callers = self._caller_graphs(ready)
         ready.warm = True
+
+    def _caller_graphs(self, ready: _Ready) -> CallerGraphs | None:
+        """Graphs on the caller's tensors; None where there is nothing to gain, or inputs are written."""
+        variant = ready.bound.variant
+        places = [i for i, leaf in enumerate(variant.inputs) if leaf.buffer is not None]
+        if not places or rewritten_inputs(variant):
+            return None
+        return CallerGraphs(places, self.device, partial(self._capture_on_callers, ready))
+
+    def _capture_on_callers(self, ready: _Ready, leaves: Sequence[Any]) -> Callable[[], None] | None:
+        """A graph that reads these leaves and writes the static results; None when it can't be captured."""
+        variant, tensors = ready.bound.variant, list(ready.bound.tensors)
+        outputs = [tensors[i] for i, b in enumerate(variant.buffers) if b.kind == "output"]
+        written = [span(t) for t in (*outputs, *ready.bound.mutated_tensors())]
+        for leaf, value in zip(variant.inputs, leaves):
+            if leaf.buffer is not None:
+                # A result of an earlier call, or state, would change while it is read.
+                if overlaps(value, written):
+                    return None
+                tensors[leaf.buffer] = value
+        with plain_tensors(), torch.cuda.device(self.device):
+            bound = bind_variant(variant, self.kernels, tensors, self)
+            _compile_all([s.run for s in bound.steps if isinstance(s.run, _Launch)], self.device)
+            graph, reason = self._captured(bound, torch.cuda.Stream(self.device))
+        return None if graph is None or reason else graph.replay
 
     def _graph_obstacle(self, variant: Variant) -> str:
         """Why the variant should not be captured, as far as that is known without trying; "" when it should."""
@@ -193,20 +313,21 @@ class CudaExecutor:
                     return f"{step.op} waits for the GPU to know its result"
         return ""
 
-    def _capture(self, ready: _Ready, stream: torch.cuda.Stream) -> None:
-        """Captures; on failure `ready.reason` says why and the variant runs step by step."""
+    def _captured(
+        self, bound: BoundVariant, stream: torch.cuda.Stream
+    ) -> tuple[torch.cuda.CUDAGraph | None, str]:
+        """The steps as one graph, or why they can't be captured."""
         graph = torch.cuda.CUDAGraph()
         if self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
         try:
             with torch.cuda.graph(graph, pool=self.pool, stream=stream, capture_error_mode="thread_local"):
-                ready.bound.run_steps()
+                bound.run_steps()
         except (RuntimeError, StepFailed) as error:
             text = error.message if isinstance(error, StepFailed) else str(error).splitlines()[0]
-            ready.reason = f"the capture failed: {text}"
             torch.cuda.synchronize(self.device)
-            return
-        ready.graph = graph
+            return None, f"the capture failed: {text}"
+        return graph, ""
 
 
 def compile_options(kernel: Kernel) -> dict[str, Any]:
@@ -224,6 +345,7 @@ class _Launch:
 
     def __init__(self, name: str, function: Any, kernel: Kernel, arguments: list[Any]):
         self.name, self.function, self.kernel, self.arguments = name, function, kernel, arguments
+        self.compiled: Any = None
         self.call: Callable[..., None] | None = None
 
     def compile(self) -> None:
@@ -234,7 +356,16 @@ class _Launch:
         compiled = self.function.warmup(*self.arguments, grid=k.grid, **compile_options(k))
         if hasattr(compiled, "result") and not hasattr(compiled, "metadata"):
             compiled = compiled.result()
-        self.call = compiled[k.grid]
+        self.compiled, self.call = compiled, compiled[k.grid]
+
+    def on(
+        self, tensors: Sequence[torch.Tensor], stream: int, *, dependent: bool
+    ) -> tuple[Callable[[], Any], bool]:
+        """The same kernel on other memory, aligned as its own; see `launches.prepared`."""
+        self.compile()
+        arguments = kernel_arguments(self.kernel, list(tensors))
+        ordered = [arguments[n] for n in self.function.arg_names]
+        return prepared(self.compiled, self.kernel.grid, ordered, stream, dependent=dependent)
 
     def __call__(self) -> None:
         if self.call is None:

@@ -13,7 +13,7 @@ from topo_opt.runtime.bundle import Bundle
 from topo_opt.runtime.kernel_module import load_function
 from topo_opt.runtime.memory import Memory
 from topo_opt.runtime.plan import Kernel, Variant
-from topo_opt.runtime.repeated_call import RepeatedCall
+from topo_opt.runtime.repeated_call import KnownCall
 from topo_opt.runtime.steps import BoundVariant, StepFailed, bind_variant, plain_tensors
 
 
@@ -25,6 +25,9 @@ class VariantStatus:
     bound: bool
     graph: bool
     reason: str
+    mode: str = ""
+    """"direct" (launches on the caller's tensors), "graph", "graph on the caller's tensors", "steps" (launches on static
+    memory), "" before the first call."""
 
 
 class Executor(Protocol):
@@ -36,7 +39,7 @@ class Executor(Protocol):
     def status(self, variant: Variant) -> VariantStatus:
         """How the variant runs."""
 
-    def repeated(self, variant: Variant, *, own_results: bool) -> RepeatedCall | None:
+    def repeated(self, variant: Variant, *, own_results: bool) -> KnownCall | None:
         """The short way for more calls of a variant that has run; None where there is none."""
 
 
@@ -83,7 +86,7 @@ class InterpretExecutor:
             variant.symbol, id(variant) in self.variants, False, "the interpreter has no graphs"
         )
 
-    def repeated(self, variant: Variant, *, own_results: bool) -> RepeatedCall | None:
+    def repeated(self, variant: Variant, *, own_results: bool) -> KnownCall | None:
         return None  # a call takes seconds, and every one is checked
 
     def prepare(self, name: str, kernel: Kernel, tensors: list[torch.Tensor]) -> Callable[[], None]:

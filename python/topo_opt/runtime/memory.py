@@ -190,10 +190,19 @@ class Memory:
         """Makes the zeroed scratch zero again, for when a kernel did not come to its end."""
         self._zeroed.zero_()
 
-    def bind(self, variant: Variant) -> list[torch.Tensor]:
-        """One tensor for every buffer of `variant`; views are bound by their steps."""
+    def bind(self, variant: Variant, *, given: frozenset[int] = frozenset()) -> list[torch.Tensor]:
+        """One tensor for every buffer of `variant`; views are bound by their steps.
+
+        Args:
+            given: buffers that every call brings: they get no memory, but a tensor on "meta" at an aligned address.
+        """
         regions = {"temp": self.arena(variant.arena_bytes), "zeroed": self.zeroed(variant.zeroed_bytes)}
-        return [self._tensor(b, regions) for b in variant.buffers]
+        return [
+            torch.empty(b.shape, dtype=torch_dtype(b.dtype), device="meta")
+            if i in given
+            else self._tensor(b, regions)
+            for i, b in enumerate(variant.buffers)
+        ]
 
     def _tensor(self, b: Buffer, regions: Mapping[str, torch.Tensor]) -> torch.Tensor:
         dtype = torch_dtype(b.dtype)

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -28,9 +28,10 @@ from topo_opt.runtime.aten_program import AtenProgram
 from topo_opt.runtime.bundle import Bundle, open_bundle
 from topo_opt.runtime.cuda import CudaExecutor, GraphMode
 from topo_opt.runtime.executor import Executor, InterpretExecutor, VariantStatus
+from topo_opt.runtime.launch_choice import LaunchMode
 from topo_opt.runtime.memory import Fetch, Memory, State, declared_tensors, mutated_names
 from topo_opt.runtime.plan import Function, Variant
-from topo_opt.runtime.repeated_call import ArgumentOrder, RepeatedCall
+from topo_opt.runtime.repeated_call import ArgumentOrder, KnownCall
 from topo_opt.runtime.steps import StepFailed, plain_tensors
 from topo_opt.runtime.variant_choice import differences, fits
 from topo_opt.runtime.weights import Weights
@@ -50,6 +51,7 @@ class Program:
         random_seed: int | None = None,
         strict: bool = False,
         graphs: GraphMode = "auto",
+        launch: LaunchMode = "auto",
         allow_ops: Collection[str] = (),
         static_results: bool = False,
     ):
@@ -67,11 +69,13 @@ class Program:
         self.state = State(self.memory)
         self._rewritten: dict[str, set[str]] = {}
         self._static_results = static_results
-        self._repeated: dict[str, RepeatedCall] = {}
+        self._repeated: dict[str, KnownCall] = {}
         self._orders: dict[str, ArgumentOrder | None] = {}
         self.executor: Executor
         if device.type == "cuda":
-            self.executor = CudaExecutor(bundle, self.memory, graphs=graphs, allow_ops=frozenset(allow_ops))
+            self.executor = CudaExecutor(
+                bundle, self.memory, graphs=graphs, launch=launch, allow_ops=frozenset(allow_ops)
+            )
         else:
             self.executor = InterpretExecutor(bundle, self.memory, allow_ops=frozenset(allow_ops))
 
@@ -313,6 +317,7 @@ def load(
     random_weights: int | None = None,
     strict: bool = False,
     graphs: GraphMode = "auto",
+    launch: LaunchMode = "auto",
     verify_weights: bool = True,
     allow_ops: Collection[str] = (),
     static_results: bool = False,
@@ -327,14 +332,22 @@ def load(
         random_weights: seed; tensors that are nowhere to be found get random values instead of raising.
         strict: calls that compiled kernels can't answer raise `StrictError` instead of running as ATen.
         graphs: "auto" captures CUDA graphs where possible, "off" never, "require" raises where it is impossible.
+        launch: "graph" replays one CUDA graph a call, on memory of its own or, when the same tensors come again, on the caller's;
+            "direct" launches kernel by kernel on the caller's tensors, without any copy; "auto" takes what is faster for each
+            variant. `Program.status()` tells what was taken.
         verify_weights: hash weight files too.
         allow_ops: namespaces of custom operators (`torch.ops.<namespace>`) that the bundle may call.
-        static_results: repeated calls return the program's own memory, which the next call overwrites, instead of copies.
+        static_results: repeated calls of a graph return the program's own memory, which the next call overwrites, instead of
+            copies; direct launches have fresh results anyway.
 
     Raises:
         InputError: no bundle there, no such device, weights missing or of another type.
         UntrustedError: the bundle is damaged or holds something that it may not.
     """
+    if launch not in get_args(LaunchMode):
+        raise InputError(f"launch is {launch!r}, expected one of {', '.join(get_args(LaunchMode))}")
+    if launch == "graph" and graphs == "off":
+        raise InputError("launch is 'graph' and graphs is 'off'", hint="give launch='direct'")
     bundle = open_bundle(path, verify_weights=verify_weights)
     where = torch.device(device)
     if where.type not in ("cpu", "cuda"):
@@ -350,6 +363,7 @@ def load(
         random_seed=random_weights,
         strict=strict,
         graphs=graphs,
+        launch=launch,
         allow_ops=allow_ops,
         static_results=static_results,
     )

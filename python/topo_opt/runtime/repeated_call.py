@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from topo_opt.runtime.caller_graphs import CallerGraphs
 from topo_opt.runtime.dtypes import torch_dtype
 from topo_opt.runtime.plan import Variant
 from topo_opt.runtime.pytree import argument_names
@@ -51,30 +52,11 @@ class ArgumentOrder:
         return cls(argument_names(tree, names)) if all(c["type"] == "leaf" for c in children) else None
 
 
-class RepeatedCall:
-    """One variant that has run before. Call `accepts` first; not thread-safe, as the executors."""
+class KnownCall:
+    """A function whose arguments are of a known kind. Call `accepts` first; not thread-safe, as the executors."""
 
-    def __init__(
-        self,
-        variant: Variant,
-        tensors: Sequence[torch.Tensor],
-        device: torch.device,
-        replay: Callable[[], None],
-        *,
-        enter: Callable[[], None] | None = None,
-        leave: Callable[[], None] | None = None,
-        own_results: bool = True,
-    ):
-        """Prepares the call.
-
-        Args:
-            tensors: the memory of every buffer of the variant.
-            replay: runs the variant on it.
-            enter: what comes before the first copy; `leave`: what comes after the last one.
-            own_results: results are copies; else they are the static memory, which the next call overwrites.
-        """
-        self.variant, self.device, self.replay = variant, device, replay
-        self.enter, self.leave, self.own_results = enter, leave, own_results
+    def __init__(self, variant: Variant, device: torch.device):
+        self.variant, self.device = variant, device
         self.literals = [(i, s.value) for i, s in enumerate(variant.inputs) if s.kind == "literal"]
         self.specs = [
             (i, torch_dtype(str(s.dtype)), torch.Size(s.shape or ()))
@@ -84,30 +66,6 @@ class RepeatedCall:
         self.count = len(variant.inputs)
         # A number is compared faster than a device; tensors on the CPU have -1, those on "meta" have it too.
         self.place = device.index if device.type == "cuda" else -1
-        inputs = [(i, tensors[s.buffer]) for i, s in enumerate(variant.inputs) if s.buffer is not None]
-        groups: dict[torch.dtype, list[tuple[int, torch.Tensor]]] = {}
-        for i, tensor in inputs:
-            groups.setdefault(tensor.dtype, []).append((i, tensor))
-        self.single = [g[0] for g in groups.values() if len(g) == 1]
-        self.batched = [([i for i, _ in g], [t for _, t in g]) for g in groups.values() if len(g) > 1]
-        self._prepare_results(tensors)
-
-    def _prepare_results(self, tensors: Sequence[torch.Tensor]) -> None:
-        made: dict[tuple[int, str | None], int] = {}
-        self.sources: list[torch.Tensor] = []
-        self.outputs: list[tuple[int, Any]] = []
-        """(place in `sources`, None), or (-1, literal)."""
-        for out in self.variant.outputs:
-            if out.kind == "literal" or out.buffer is None:
-                self.outputs.append((-1, out.value))
-                continue
-            key = (out.buffer, out.dtype)
-            if key not in made:
-                made[key] = len(self.sources)
-                value = tensors[out.buffer]
-                self.sources.append(value if out.dtype is None else retyped(value, torch_dtype(out.dtype)))
-            self.outputs.append((made[key], None))
-        self.in_order = [at for at, _ in self.outputs] == list(range(len(self.outputs)))
 
     def accepts(self, leaves: Sequence[Any]) -> bool:
         """Whether these leaves are of exactly the types and sizes that the variant is for, and where it runs."""
@@ -138,13 +96,84 @@ class RepeatedCall:
             torch._C._set_grad_enabled(True)
 
     def _run(self, leaves: Sequence[Any]) -> list[Any]:
+        raise NotImplementedError
+
+
+class DirectCall(KnownCall):
+    """Launches on the caller's tensors."""
+
+    def __init__(self, variant: Variant, device: torch.device, run: Callable[[Sequence[Any]], list[Any]]):
+        """Prepares the call. `run` gives the results of one."""
+        super().__init__(variant, device)
+        self.run = run
+
+    def _run(self, leaves: Sequence[Any]) -> list[Any]:
+        return self.run(leaves)
+
+
+class RepeatedCall(KnownCall):
+    """One variant that has run before, on static memory."""
+
+    def __init__(
+        self,
+        variant: Variant,
+        tensors: Sequence[torch.Tensor],
+        device: torch.device,
+        replay: Callable[[], None],
+        *,
+        enter: Callable[[], None] | None = None,
+        leave: Callable[[], None] | None = None,
+        own_results: bool = True,
+        callers: CallerGraphs | None = None,
+    ):
+        """Prepares the call.
+
+        Args:
+            tensors: the memory of every buffer of the variant.
+            replay: runs the variant on it.
+            enter: what comes before the first copy; `leave`: what comes after the last one.
+            own_results: results are copies; else they are the static memory, which the next call overwrites.
+            callers: graphs on tensors that the caller passes again and again: they spare the copies of inputs.
+        """
+        super().__init__(variant, device)
+        self.replay, self.callers = replay, callers
+        self.enter, self.leave, self.own_results = enter, leave, own_results
+        inputs = [(i, tensors[s.buffer]) for i, s in enumerate(variant.inputs) if s.buffer is not None]
+        groups: dict[torch.dtype, list[tuple[int, torch.Tensor]]] = {}
+        for i, tensor in inputs:
+            groups.setdefault(tensor.dtype, []).append((i, tensor))
+        self.single = [g[0] for g in groups.values() if len(g) == 1]
+        self.batched = [([i for i, _ in g], [t for _, t in g]) for g in groups.values() if len(g) > 1]
+        self._prepare_results(tensors)
+
+    def _prepare_results(self, tensors: Sequence[torch.Tensor]) -> None:
+        made: dict[tuple[int, str | None], int] = {}
+        self.sources: list[torch.Tensor] = []
+        self.outputs: list[tuple[int, Any]] = []
+        """(place in `sources`, None), or (-1, literal)."""
+        for out in self.variant.outputs:
+            if out.kind == "literal" or out.buffer is None:
+                self.outputs.append((-1, out.value))
+                continue
+            key = (out.buffer, out.dtype)
+            if key not in made:
+                made[key] = len(self.sources)
+                value = tensors[out.buffer]
+                self.sources.append(value if out.dtype is None else retyped(value, torch_dtype(out.dtype)))
+            self.outputs.append((made[key], None))
+        self.in_order = [at for at, _ in self.outputs] == list(range(len(self.outputs)))
+
+    def _run(self, leaves: Sequence[Any]) -> list[Any]:
         if self.enter is not None:
             self.enter()
-        for i, target in self.single:
-            target.copy_(leaves[i])
-        for places, targets in self.batched:
-            torch._foreach_copy_(targets, [leaves[i] for i in places])
-        self.replay()
+        replay = None if self.callers is None else self.callers.find(leaves)
+        if replay is None:
+            for i, target in self.single:
+                target.copy_(leaves[i])
+            for places, targets in self.batched:
+                torch._foreach_copy_(targets, [leaves[i] for i in places])
+            replay = self.replay
+        replay()
         results = self.sources
         if self.own_results:
             # Contiguous as the static memory is, which a view need not be.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -79,7 +79,7 @@ class BoundVariant:
             try:
                 step.run()
             except Exception as error:
-                text = error.message if isinstance(error, TopoError) else _first_line(error)
+                text = error.message if isinstance(error, TopoError) else first_line(error)
                 raise StepFailed(
                     f"{step.kind} {step.name}: {text}", mutated=i > self.first_mutation
                 ) from error
@@ -126,9 +126,7 @@ def bind_variant(
     for step in variant.steps:
         match step:
             case ViewStep():
-                shape, strides = variant.buffers[step.out].shape, step.strides
-                source = tensors[step.base]
-                tensors[step.out] = source.as_strided(shape, strides, source.storage_offset() + step.offset)
+                tensors[step.out] = view_of(tensors[step.base], step, variant.buffers[step.out].shape)
                 base[step.out] = base.get(step.base, step.base)
                 continue
             case KernelStep():
@@ -145,13 +143,23 @@ def bind_variant(
     return BoundVariant(variant, tensors, steps, len(steps) if first is None else first)
 
 
-def _bind_kernel(
-    step: KernelStep, kernel: Kernel, tensors: list[torch.Tensor], launcher: Launcher
-) -> BoundStep:
-    typed = [
+def view_of(base: torch.Tensor, step: ViewStep, shape: tuple[int, ...]) -> torch.Tensor:
+    """The view that a step makes of its base."""
+    return base.as_strided(shape, step.strides, base.storage_offset() + step.offset)
+
+
+def kernel_tensors(step: KernelStep, kernel: Kernel, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The memory of every parameter of a kernel, seen as the type that the parameter points to."""
+    return [
         retyped(tensors[b], torch_dtype_of_triton(p.dtype))
         for b, p in zip(step.buffers, kernel.params, strict=True)
     ]
+
+
+def _bind_kernel(
+    step: KernelStep, kernel: Kernel, tensors: list[torch.Tensor], launcher: Launcher
+) -> BoundStep:
+    typed = kernel_tensors(step, kernel, tensors)
     return BoundStep("kernel", step.kernel, launcher.prepare(step.kernel, kernel, typed))
 
 
@@ -164,33 +172,56 @@ def _copier(target: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
     return copy
 
 
-def _bind_aten(step: AtenStep, tensors: list[torch.Tensor], allow_ops: frozenset[str]) -> BoundStep:
+def parse_aten(step: AtenStep, allow_ops: frozenset[str]) -> AtenCall:
+    """The call of an ATen step. Raises `UntrustedError` when it asks for operands that the step does not give."""
     call = AtenCall.parse(step.call, step.op, extra_namespaces=allow_ops)
     if call.operand_count > len(step.inputs):
         raise UntrustedError(
             f"{step.op} takes {call.operand_count} operands, its step gives {len(step.inputs)}"
         )
-    operands = [retyped(tensors[b], torch_dtype(d)) for b, d in zip(step.inputs, step.input_dtypes)]
-    targets = [tensors[b] for b in step.outputs]
+    return call
+
+
+def aten_results(
+    step: AtenStep,
+    call: AtenCall,
+    given: Sequence[torch.Tensor],
+    shapes: Sequence[tuple[int, ...]],
+    device: torch.device,
+) -> list[torch.Tensor]:
+    """What the call returns for the memory of the step's inputs, one tensor for each output of the step, of these shapes."""
+    operands = [retyped(t, torch_dtype(d)) for t, d in zip(given, step.input_dtypes)]
+    results = [r for r in call.run(operands, device) if isinstance(r, torch.Tensor)]
+    if len(results) < len(shapes):
+        raise TopoError(f"{step.op} gave {len(results)} tensors, the plan expects {len(shapes)}")
+    for result, shape in zip(results, shapes):
+        if tuple(result.shape) != tuple(shape):
+            raise TopoError(f"{step.op} gave the shape {list(result.shape)}, the plan expects {list(shape)}")
+    return results[: len(shapes)]
+
+
+def store(target: torch.Tensor, result: torch.Tensor) -> None:
+    """Writes what an ATen call returned into the memory of a buffer, whose dtype may be another of the same size."""
+    if result.dtype.itemsize == target.dtype.itemsize and not result.dtype.is_complex:
+        target.copy_(retyped(result.contiguous(), target.dtype))
+    else:
+        target.copy_(result)
+
+
+def _bind_aten(step: AtenStep, tensors: list[torch.Tensor], allow_ops: frozenset[str]) -> BoundStep:
+    call = parse_aten(step, allow_ops)
+    given, targets = [tensors[b] for b in step.inputs], [tensors[b] for b in step.outputs]
+    shapes = [tuple(t.shape) for t in targets]
     device = tensors[0].device if tensors else torch.device("cpu")
 
     def run() -> None:
-        results = [r for r in call.run(operands, device) if isinstance(r, torch.Tensor)]
-        if len(results) < len(targets):
-            raise TopoError(f"{step.op} gave {len(results)} tensors, the plan expects {len(targets)}")
-        for target, result in zip(targets, results):
-            if result.shape != target.shape:
-                raise TopoError(
-                    f"{step.op} gave the shape {list(result.shape)}, the plan expects {list(target.shape)}"
-                )
-            if result.dtype.itemsize == target.dtype.itemsize and not result.dtype.is_complex:
-                target.copy_(retyped(result.contiguous(), target.dtype))
-            else:
-                target.copy_(result)
+        for target, result in zip(targets, aten_results(step, call, given, shapes, device)):
+            store(target, result)
 
     return BoundStep("aten", step.op, run)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The kind of an error and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
