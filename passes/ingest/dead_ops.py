@@ -21,3 +21,8 @@ def plan_functions(module: ir.Operation) -> list[ir.Operation]:
         if op.name == "func.func" and op.regions[0].blocks and "topo.kernel" not in op.attributes:
             found.append(op)
     return found
+
+
+def has_op(function: ir.Operation, name: str) -> bool:
+    """Whether a function has an op of this name outside of regions: what tells that a rewrite has nothing to do."""
+    return any(v.operation.name == name for v in function.regions[0].blocks[0].operations)

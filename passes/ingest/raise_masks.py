@@ -9,7 +9,7 @@ from typing import Any
 from torch_mlir import ir
 
 from topo_opt.passes.base import Pass
-from topo_opt.passes.ingest.dead_ops import erase_dead, plan_functions
+from topo_opt.passes.ingest.dead_ops import erase_dead, has_op, plan_functions
 from topo_opt.passes.ingest.mask_bounds import KEY, ROW, Bounds, affine, split
 from topo_opt.passes.ingest.mask_tensors import formula_tensor, leaf_tensor
 from topo_opt.structured import formula as f
@@ -44,7 +44,8 @@ class RaiseMasks(Pass):
         """Rewrites the attention ops of the module's functions."""
         with module.context:
             for function in plan_functions(module.operation):
-                _raise(function)
+                if has_op(function, "topo.attention"):
+                    _raise(function)
 
 
 @dataclass

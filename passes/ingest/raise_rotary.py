@@ -10,7 +10,7 @@ from typing import Any
 from torch_mlir import ir
 
 from topo_opt.passes.base import Pass
-from topo_opt.passes.ingest.dead_ops import erase_dead, plan_functions
+from topo_opt.passes.ingest.dead_ops import erase_dead, has_op, plan_functions
 from topo_opt.passes.ingest.widening import widened
 from topo_opt.structured.access import reassociation
 from topo_opt.structured.graph import Graph, Node, read
@@ -40,7 +40,8 @@ class RaiseRotary(Pass):
         """Raises every rotation of the module's functions."""
         with module.context:
             for function in plan_functions(module.operation):
-                _raise(function)
+                if has_op(function, "tensor.concat"):
+                    _raise(function)
 
 
 def _raise(function: ir.Operation) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_mlir import ir
 
@@ -28,7 +29,17 @@ class Map:
 
     def apply(self, indices: Sequence[Expr]) -> list[Expr]:
         """The results at the given dimension values."""
+        if self.is_projected_permutation:
+            return [const(fixed) if dim is None else indices[dim] for dim, fixed in self._places]
         return [evaluate(result, indices) for result in self.results]
+
+    @cached_property
+    def _places(self) -> tuple[tuple[int | None, int], ...]:
+        """For a projected permutation: dimension and constant of every result, one of them without meaning."""
+        return tuple(
+            (r.position, 0) if isinstance(r, ir.AffineDimExpr) else (None, r.value)  # type: ignore[attr-defined]
+            for r in self.results
+        )
 
     def positions(self) -> list[int | None]:
         """For a projected permutation: the dimension of every result, None for a constant.
@@ -36,20 +47,30 @@ class Map:
         Raises:
             ValueError: a result is neither a dimension nor a constant.
         """
-        found: list[int | None] = []
-        for result in self.results:
-            match result:
-                case ir.AffineDimExpr():
-                    found.append(result.position)
-                case ir.AffineConstantExpr():
-                    found.append(None)
-                case _:
-                    raise ValueError(f"{self.text} is not a projected permutation")
-        return found
+        if not self.is_projected_permutation:
+            raise ValueError(f"{self.text} is not a projected permutation")
+        return [dim for dim, _ in self._places]
 
-    @property
+    @cached_property
     def is_projected_permutation(self) -> bool:
         return all(isinstance(r, ir.AffineDimExpr | ir.AffineConstantExpr) for r in self.results)
+
+    def mirrored(self) -> list[tuple[int, int, int]] | None:
+        """(dimension, factor 1 or -1, offset) of every result; None where a result is anything else, or a dimension occurs twice."""
+        zeros = [const(0)] * self.dims
+        found = []
+        for result in self.results:
+            offset = evaluate(result, zeros).constant
+            moves = [
+                (d, evaluate(result, [const(int(i == d)) for i in range(self.dims)]).constant - offset)
+                for d in range(self.dims)
+            ]
+            used = [(d, step) for d, step in moves if step]
+            linear = evaluate(result, [const(3)] * self.dims).constant - offset == 3 * sum(s for _, s in used)
+            if len(used) != 1 or abs(used[0][1]) != 1 or not linear:
+                return None
+            found.append((*used[0], offset))
+        return found if len({d for d, _, _ in found}) == len(found) else None
 
 
 def evaluate(expr: ir.AffineExpr, dims: Sequence[Expr]) -> Expr:
@@ -81,8 +102,7 @@ def evaluate(expr: ir.AffineExpr, dims: Sequence[Expr]) -> Expr:
     raise ValueError(f"affine expression {expr} is not linear in its dimensions")
 
 
-@dataclass(frozen=True)
-class ValueInfo:
+class ValueInfo(NamedTuple):
     """A tensor or scalar value. Scalars have shape None. `node` is None for function arguments."""
 
     id: int
@@ -193,77 +213,115 @@ class _Types:
         return known
 
 
-class _Maps:
-    """Maps by attribute, each read once."""
+@dataclass(frozen=True)
+class _Nest:
+    """What the attributes of a loop nest say: its maps, and which dimensions are reduced."""
+
+    maps: tuple[Map, ...]
+    reduction: tuple[bool, ...]
+    sized: tuple[tuple[int, int, int], ...]
+    """(operand, axis, dimension) for every axis of an operand that is a whole dimension."""
+
+
+class _Nests:
+    """Loop nests by their attributes, each read once; maps by attribute."""
 
     def __init__(self) -> None:
-        self._known: dict[ir.Attribute, Map] = {}
+        self._maps: dict[ir.Attribute, Map] = {}
+        self._nests: dict[tuple[ir.Attribute, ir.Attribute | None], _Nest] = {}
 
-    def of(self, attribute: ir.Attribute) -> Map:
-        known = self._known.get(attribute)
+    def of(self, node: Node) -> _Nest:
+        attributes = node.op.attributes
+        is_contract = node.name == "linalg.contract"
+        key = (attributes["indexing_maps"], None if is_contract else attributes["iterator_types"])
+        known = self._nests.get(key)
+        if known is None:
+            maps = tuple(self._map(a) for a in ir.ArrayAttr(key[0]))
+            known = self._nests[key] = _Nest(maps, _reduction(maps, key[1]), _sized(maps))
+        return known
+
+    def _map(self, attribute: ir.Attribute) -> Map:
+        known = self._maps.get(attribute)
         if known is None:
             affine = ir.AffineMapAttr(attribute).value
             results = tuple(affine.results)
-            known = self._known[attribute] = Map(affine.n_dims, results, str(affine))
+            known = self._maps[attribute] = Map(affine.n_dims, results, str(affine))
         return known
+
+
+def _reduction(maps: Sequence[Map], iterators: ir.Attribute | None) -> tuple[bool, ...]:
+    """By the iterator types; of a contraction, which has none, the dimensions that the result does not have."""
+    if iterators is not None:
+        return tuple("reduction" in str(a) for a in ir.ArrayAttr(iterators))
+    used = {p for p in maps[-1].positions() if p is not None}
+    return tuple(d not in used for d in range(maps[0].dims))
+
+
+def _sized(maps: Sequence[Map]) -> tuple[tuple[int, int, int], ...]:
+    return tuple(
+        (operand, axis, result.position)  # type: ignore[attr-defined]
+        for operand, index_map in enumerate(maps)
+        for axis, result in enumerate(index_map.results)
+        if isinstance(result, ir.AffineDimExpr)
+    )
 
 
 def read(func: ir.Operation) -> Graph:
     """The graph of a `func.func` with one block."""
-    graph, types, maps = Graph(func), _Types(), _Maps()
+    graph, types, nests = Graph(func), _Types(), _Nests()
+    values, numbers, handles = graph.values, graph.numbers, graph.handles
     block = func.regions[0].blocks[0]
 
     def number(value: ir.Value, node: int | None, position: int) -> int:
         shape, element = types.of(value.type)
-        info = ValueInfo(len(graph.values), shape, element, node, position)
-        graph.values.append(info)
-        graph.numbers[hash(value)] = info.id
-        graph.handles.append(value)
-        return info.id
+        place = len(values)
+        values.append(ValueInfo(place, shape, element, node, position))
+        numbers[hash(value)] = place
+        handles.append(value)
+        return place
 
     graph.arguments = [number(a, None, i) for i, a in enumerate(block.arguments)]
     for view in block.operations:
         op = view.operation
-        if op.name == "func.return":
-            graph.returns = [graph.numbers[hash(v)] for v in op.operands]
+        name = op.name
+        operands = [numbers[hash(v)] for v in op.operands]
+        if name == "func.return":
+            graph.returns = operands
             continue
-        operands = [graph.numbers[hash(v)] for v in op.operands]
-        node = Node(len(graph.nodes), op.name, op, operands, [])
-        node.results = [number(r, node.id, i) for i, r in enumerate(op.results)]
-        _read_loop_nest(graph, node, maps)
-        _read_captures(graph, node)
+        place = len(graph.nodes)
+        results = [number(r, place, i) for i, r in enumerate(op.results)]
+        node = Node(place, name, op, operands, results)
+        if node.is_loop_nest:
+            _read_loop_nest(graph, node, nests)
+        if name not in _WITHOUT_CAPTURES:
+            _read_captures(graph, node)
         graph.nodes.append(node)
     return graph
 
 
-def _read_loop_nest(graph: Graph, node: Node, maps: _Maps) -> None:
-    if not node.is_loop_nest:
-        return
-    attributes = node.op.attributes
-    node.maps = tuple(maps.of(a) for a in ir.ArrayAttr(attributes["indexing_maps"]))
+# Ops without a region, or with one that is made from their name alone.
+_WITHOUT_CAPTURES = ("arith.constant", "tensor.empty", "linalg.fill", "linalg.contract", "topo.demote")
+
+
+def _read_loop_nest(graph: Graph, node: Node, nests: _Nests) -> None:
+    nest = nests.of(node)
+    node.maps, node.reduction = nest.maps, nest.reduction
     node.inputs = len(node.maps) - len(node.results)
-    dims = node.maps[0].dims
-    sizes = [1] * dims
-    for index_map, operand in zip(node.maps, node.operands):
-        shape = graph.values[operand].shape or ()
-        for result, size in zip(index_map.results, shape):
-            if isinstance(result, ir.AffineDimExpr):
-                sizes[result.position] = size
+    sizes = [1] * node.maps[0].dims
+    shapes = [graph.values[o].shape or () for o in node.operands]
+    for operand, axis, dimension in nest.sized:
+        if axis < len(shapes[operand]):
+            sizes[dimension] = shapes[operand][axis]
     node.domain = tuple(sizes)
-    if node.name == "linalg.contract":
-        used = {p for p in node.maps[-1].positions() if p is not None}
-        node.reduction = tuple(d not in used for d in range(dims))
-    else:
-        kinds = [str(a) for a in ir.ArrayAttr(attributes["iterator_types"])]
-        node.reduction = tuple("reduction" in kind for kind in kinds)
 
 
 def _read_captures(graph: Graph, node: Node) -> None:
     """Values of the function that a region uses without naming them as operands become operands of the node."""
+    numbers = graph.numbers
     for region in node.op.regions:
         for block in region.blocks:
             for inner in block.operations:
                 for value in inner.operation.operands:
-                    known = graph.numbers.get(hash(value))
+                    known = numbers.get(hash(value))
                     if known is not None and known not in node.operands:
                         node.operands.append(known)

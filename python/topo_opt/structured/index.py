@@ -113,6 +113,10 @@ class Expr:
 
     def __add__(self, other: Expr | int) -> Expr:
         other = const(other) if isinstance(other, int) else other
+        if not other.terms:
+            return Expr(self.terms, self.constant + other.constant) if other.constant else self
+        if not self.terms:
+            return Expr(other.terms, self.constant + other.constant) if self.constant else other
         return _sum((*self.terms, *other.terms), self.constant + other.constant)
 
     def __sub__(self, other: Expr | int) -> Expr:
@@ -195,6 +199,7 @@ def const(value: int) -> Expr:
 ZERO = const(0)
 
 
+@lru_cache(maxsize=1 << 12)
 def symbol(name: str, size: int) -> Expr:
     """A variable in `[0, size)`; a variable of size one is the constant 0."""
     return ZERO if size <= 1 else Expr(((Symbol(name, size), 1),))
@@ -217,7 +222,7 @@ def _sum(terms: Iterable[tuple[Atom, int]], constant: int) -> Expr:
     merged = {a: c for a, c in merged.items() if c}
     joined = _join_quotient_and_remainder(merged)
     if joined is not None:
-        return joined + constant
+        return _sum(joined.terms, joined.constant + constant)
     return Expr(tuple(sorted(merged.items(), key=_order)), constant)
 
 
@@ -321,6 +326,11 @@ def _divide_common_factor(expr: Expr, divisor: int) -> Expr | None:
 
 def linearize(indices: Sequence[Expr], shape: Sequence[int]) -> Expr:
     """Row-major position of `indices` in a tensor of `shape`."""
+    return _linearize(tuple(indices), tuple(shape))
+
+
+@lru_cache(maxsize=1 << 14)
+def _linearize(indices: tuple[Expr, ...], shape: tuple[int, ...]) -> Expr:
     position = ZERO
     for index, size in zip(indices, shape, strict=True):
         position = position * size + index
@@ -329,6 +339,11 @@ def linearize(indices: Sequence[Expr], shape: Sequence[int]) -> Expr:
 
 def delinearize(position: Expr, shape: Sequence[int]) -> list[Expr]:
     """Indices of the row-major `position` in a tensor of `shape` (no dimension of size 0)."""
+    return list(_delinearize(position, tuple(shape)))
+
+
+@lru_cache(maxsize=1 << 14)
+def _delinearize(position: Expr, shape: tuple[int, ...]) -> tuple[Expr, ...]:
     indices: list[Expr] = []
     inner = 1
     for axis in range(len(shape) - 1, -1, -1):
@@ -337,7 +352,7 @@ def delinearize(position: Expr, shape: Sequence[int]) -> list[Expr]:
             index = index % shape[axis]
         indices.append(index if shape[axis] > 1 else ZERO)
         inner *= shape[axis]
-    return indices[::-1]
+    return tuple(indices[::-1])
 
 
 def strided(indices: Sequence[Expr], strides: Sequence[int]) -> Expr:
