@@ -8,6 +8,7 @@ from torch_mlir.dialects.transform import interpreter
 from torch_mlir.passmanager import PassManager
 
 from topo_opt.passes.base import Pass, PassFailure
+from topo_opt.passes.ingest.mirrored_reads import move_into_maps
 
 # The conversions run singly: torch-mlir's own pipeline ends in a check that refuses the ops we raised. A casts-and-loops pass
 # comes before the ones that make use of what it leaves.
@@ -35,6 +36,7 @@ class LowerTorch(Pass):
     |---|---|
     | `torch.aten.mul.Tensor` | `linalg.generic` with `arith.mulf` |
     | `torch.aten.permute` | `linalg.transpose`, then `linalg.generic` |
+    | `torch.aten.flip` | `linalg.generic` with a map like `(d0) -> (7 - d0)` |
     """
 
     name = "topo-lower-torch"
@@ -50,6 +52,7 @@ class LowerTorch(Pass):
                 _run(pipeline, module)
             _generalize(module)
             _fold_narrowed_constants(module)
+            move_into_maps(module)
             _run(_AFTER, module)
 
 

@@ -122,7 +122,8 @@ def reads(graph: Graph, node: Node, x: Expr, r: Expr = ZERO) -> Iterator[Read]:
     elif node.is_loop_nest:
         loop = loop_of(graph, node, x, r)
         for operand, index_map in zip(node.operands, node.maps):
-            yield Read(operand, tuple(index_map.apply(loop)), True, index_map.is_projected_permutation)
+            plain = index_map.is_projected_permutation or index_map.mirrored() is not None
+            yield Read(operand, tuple(index_map.apply(loop)), True, plain)
         for operand in node.operands[len(node.maps) :]:
             yield _anywhere(graph, operand)
     elif node.name in VIEWS:
@@ -133,6 +134,9 @@ def reads(graph: Graph, node: Node, x: Expr, r: Expr = ZERO) -> Iterator[Read]:
     elif node.name == "topo.rotate_half":
         shape = graph.values[node.results[0]].shape or ()
         yield Read(node.operands[0], tuple(delinearize(x, shape)), paired=True)
+    elif node.name == "tm_tensor.scan":
+        shape = graph.values[node.operands[0]].shape or ()
+        yield Read(node.operands[0], tuple(delinearize(x, shape)))
     elif node.name == "topo.index_update":
         shape = graph.values[node.operands[1]].shape or ()
         yield _anywhere(graph, node.operands[0])

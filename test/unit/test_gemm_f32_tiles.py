@@ -27,11 +27,10 @@ def tiles(m: int, n: int, k: int, element: str = "f32") -> list[dict[str, int]]:
 
 @pytest.mark.parametrize("element", ["f32", "bf16"])
 def test_few_results_with_long_k_are_split(element):
-    default, *found = tiles(256, 256, 16384, element)
+    default = tiles(256, 256, 16384, element)[0]
     assert default["splits"] > 1
     programs = 256 // default["m"] * (256 // default["n"]) * default["splits"]
     assert 64 <= programs <= 264
-    assert any("splits" not in t for t in found)
 
 
 @pytest.mark.parametrize("element", ["f32", "bf16"])

@@ -5,7 +5,8 @@ node computes and another reads, possibly through views.
 
 Node kinds: pointwise (computes `rows` independent elements), reduction (`rows` results of `cols` elements each),
 contraction (`rows` results that are sums over `cols`, in `height` = batch * m rows, which may be `few`), attention (`rows` results),
-update and scan (stand alone, an update takes its producers), fixed (never merged: left to ATen).
+update (takes its producers), scan (takes what computes its elements and what is computed from its results), fixed (never
+merged: left to ATen).
 
 Alignment of an edge: SAME, the reader's element i needs the producer's element i (row-major, rows x cols for a
 reduction); PERMUTED, one-to-one by a permutation of dimensions; PAIRED, as these two but at the partner of a rotation; LEFT

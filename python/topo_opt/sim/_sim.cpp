@@ -167,8 +167,12 @@ class Clustering {
   // Whether the consumer can keep what the producer computes in registers, and gains by it.
   bool compatible(int a, int b, const Reads &r) {
     const Cluster &p = clusters_[a], &c = clusters_[b];
-    if (p.kind == kFixed || c.kind == kFixed || c.kind == kScan || p.kind == kScan || p.kind == kUpdate) return false;
+    if (p.kind == kFixed || c.kind == kFixed || p.kind == kUpdate) return false;
+    // What every element of a scan passes through comes after it.
+    if (p.kind == kScan) return c.kind == kPointwise && r.permuted && c.rows == p.rows;
     switch (c.kind) {
+      case kScan:
+        return p.kind == kPointwise && r.only_user && (r.all_same || is_cheap(a, c.rows));
       case kContraction:
         return joins_product(a, b, r);
       case kUpdate:

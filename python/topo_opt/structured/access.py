@@ -167,10 +167,12 @@ RESHAPES = ("tensor.expand_shape", "tensor.collapse_shape")
 
 
 def is_movement(node: Node) -> bool:
-    """Whether a loop nest only moves or widens one tensor: a transpose, a broadcast, an `extf`."""
+    """Whether a loop nest only moves or widens one tensor: a transpose, a broadcast, a flip, an `extf`."""
     if node.name != "linalg.generic" or node.inputs != 1 or len(node.results) != 1 or node.has_reduction:
         return False
-    if not all(m.is_projected_permutation for m in node.maps):
+    if not node.output_map(0).is_projected_permutation:
+        return False
+    if not (node.maps[0].is_projected_permutation or node.maps[0].mirrored() is not None):
         return False
     block = node.op.regions[0].blocks[0]
     source = hash(block.arguments[0])
@@ -264,17 +266,30 @@ def _forward(graph: Graph, node: Node, position: int, indices: list[Expr]) -> li
         return _forward_slice(graph, node, indices)
     if node.name != "linalg.generic" or node.has_reduction or position >= len(node.maps):
         return None
-    index_map = node.maps[position]
-    if not index_map.is_projected_permutation:
+    loop = _loop_at(node, position, indices)
+    if loop is None:
         return None
-    loop: list[Expr | None] = [ZERO if size == 1 else None for size in node.domain]
-    for index, dim in zip(indices, index_map.positions()):
-        if dim is not None:
-            loop[dim] = index
     if any(index is None for index in loop):
         return None
     complete = [index for index in loop if index is not None]
     return [node.output_map(i).apply(complete) for i in range(len(node.results))]
+
+
+def _loop_at(node: Node, position: int, indices: Sequence[Expr]) -> list[Expr | None] | None:
+    """Loop indices at which an operand is read at `indices`, None for those that these leave open."""
+    index_map = node.maps[position]
+    loop: list[Expr | None] = [ZERO if size == 1 else None for size in node.domain]
+    if index_map.is_projected_permutation:
+        for index, dim in zip(indices, index_map.positions()):
+            if dim is not None:
+                loop[dim] = index
+        return loop
+    moves = index_map.mirrored()
+    if moves is None:
+        return None
+    for index, (dim, factor, offset) in zip(indices, moves):
+        loop[dim] = (index - offset) * factor
+    return loop
 
 
 __all__ = [

@@ -1,5 +1,8 @@
 """Cumulative ops along one dimension (`tm_tensor.scan`): an associative scan of row blocks with a carry.
 
+What computes the scanned elements is part of the kernel, and so is what is computed from each result, at its place or at
+another one (a flip).
+
 `topo.kernel` of this family: `tile` (`x` rows, `r` columns of a block, `warps`).
 """
 
@@ -16,6 +19,7 @@ from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.reductions import Combiner, combiner_of
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
+from topo_opt.structured.access import forward_indices
 from topo_opt.structured.graph import Node
 from topo_opt.structured.index import Expr, delinearize, symbol
 
@@ -84,15 +88,11 @@ def lower(kernel: Kernel) -> KernelSource:
             f"carry = {combiner.combine('carry', combiner.reduce('term'))}.to({compute_type(element)})"
         )
         emitter.seeds[(node.results[0], tuple(indices))] = Value("scanned", element, frozenset(("x", "r")))
+        reached = forward_indices(graph, node.results[0], indices)
         for position, value in enumerate(graph.returns):
             if value != node.results[1]:
-                emitter.store(
-                    f"out{position}",
-                    value,
-                    _moved(graph.values[value].shape, shape, indices),
-                    ["x", "r"],
-                    "(XBLOCK, RBLOCK)",
-                )
+                where = _place(graph.values[value].shape, shape, reached.get(value))
+                emitter.store(f"out{position}", value, where, ["x", "r"], "(XBLOCK, RBLOCK)")
     for position, value in enumerate(graph.returns):
         if value == node.results[1]:
             emitter.seeds[(value, tuple(rows))] = Value("carry", element, frozenset("x"))
@@ -110,7 +110,8 @@ def lower(kernel: Kernel) -> KernelSource:
     )
 
 
-def _moved(shape: tuple[int, ...] | None, scanned: tuple[int, ...], indices: list[Expr]) -> list[Expr]:
-    if shape != scanned:
+def _place(shape: tuple[int, ...] | None, scanned: tuple[int, ...], indices: list[Expr] | None) -> list[Expr]:
+    """Where a result has what is computed from an element of the scan; all of it is covered."""
+    if indices is None or prod(shape or ()) != prod(scanned):
         raise UnsupportedError(f"a scan kernel that returns {shape} beside {scanned}")
     return indices
