@@ -11,10 +11,10 @@ from topo_opt.passes.base import Pass
 PASSES = {
     "topo-raise-named-ops": "topo_opt.passes.ingest.raise_named_ops:RaiseNamedOps",
     "topo-lower-torch": "topo_opt.passes.ingest.lower_torch:LowerTorch",
+    "topo-verify-structured": "topo_opt.passes.ingest.verify_structured:VerifyStructured",
     "topo-raise-rotary": "topo_opt.passes.ingest.raise_rotary:RaiseRotary",
     "topo-raise-masks": "topo_opt.passes.ingest.raise_masks:RaiseMasks",
     "topo-count-recognised": "topo_opt.passes.ingest.count_recognised:CountRecognised",
-    "topo-verify-structured": "topo_opt.passes.ingest.verify_structured:VerifyStructured",
     "topo-sink-row-scale": "topo_opt.passes.schedule.sink_row_scale:SinkRowScale",
     "topo-form-expert-kernels": "topo_opt.passes.schedule.form_expert_kernels:FormExpertKernels",
     "topo-form-kernels": "topo_opt.passes.schedule.form_kernels:FormKernels",
