@@ -73,16 +73,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, part_acc0, part_acc1, part_stat0, arrivals, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, part_acc0, part_acc1, part_stat0, arrivals, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, SLICES: tl.constexpr, SLICE_K: tl.constexpr):
     gdc_launch_dependents()
     pid = tl.program_id(0)
-    split = pid % 3
-    block = pid // 3
-    n = block * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
-    m = tl.arange(0, BLOCK_M)[None, :]
-    start = split * 768
-    kw0 = start + tl.arange(0, BLOCK_K)[None, :]
-    kx0 = start + tl.arange(0, BLOCK_K)[:, None]
+    split = pid % 2
+    block = pid // 2
+    n = block * BLOCK_N + tl.arange(0, BLOCK_N)[None, :, None]
+    m = tl.arange(0, BLOCK_M)[None, None, :]
+    start = split * 1024
+    kw0 = start + (tl.arange(0, SLICES)[:, None, None] * SLICE_K + tl.arange(0, SLICE_K)[None, None, :])
+    kx0 = start + (tl.arange(0, SLICES)[:, None, None] * SLICE_K + tl.arange(0, SLICE_K)[None, :, None])
     i1 = (n // 32) * 131072 + (n % 32) * 2048 + kw0
     a2 = tl.load(in1 + i1)
     a3 = tl.load(in4 + kx0)
@@ -91,12 +91,12 @@ def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, part_acc0, par
     gdc_wait()
     i6 = m * 2048 + kx0
     a7 = tl.load(in0 + i6)
-    acc0 = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    acc1 = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    stat0 = tl.full((BLOCK_K, BLOCK_M), 0.0, tl.float32)
-    for k0 in range(start + BLOCK_K, tl.minimum(start + 768, 2048), BLOCK_K):
-        kw = k0 + tl.arange(0, BLOCK_K)[None, :]
-        kx = k0 + tl.arange(0, BLOCK_K)[:, None]
+    acc0 = tl.zeros((SLICES, BLOCK_N, BLOCK_M), tl.float32)
+    acc1 = tl.zeros((SLICES, BLOCK_N, BLOCK_M), tl.float32)
+    stat0 = tl.full((SLICES, SLICE_K, BLOCK_M), 0.0, tl.float32)
+    for k0 in range(start + BLOCK_K, start + 1024, BLOCK_K):
+        kw = k0 + (tl.arange(0, SLICES)[:, None, None] * SLICE_K + tl.arange(0, SLICE_K)[None, None, :])
+        kx = k0 + (tl.arange(0, SLICES)[:, None, None] * SLICE_K + tl.arange(0, SLICE_K)[None, :, None])
         i8 = (n // 32) * 131072 + (n % 32) * 2048 + kw
         a9 = tl.load(in1 + i8)
         i10 = m * 2048 + kx
@@ -120,15 +120,17 @@ def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, part_acc0, par
     acc1 = tl.dot(a5, v23, acc1)
     v24 = v20 * v20
     stat0 = stat0 + v24
-    stat0 = tl.sum(stat0, axis=0)[None, :]
+    acc0 = tl.sum(acc0, axis=0)[None, :, :]
+    acc1 = tl.sum(acc1, axis=0)[None, :, :]
+    stat0 = tl.sum(tl.sum(stat0, axis=1), axis=0)[None, None, :]
     slot = block
-    lane = tl.arange(0, BLOCK_N)[:, None] * 8 + m
-    tl.store(part_acc0 + (slot * 3 + split) * 128 + lane, acc0)
-    tl.store(part_acc1 + (slot * 3 + split) * 128 + lane, acc1)
-    tl.store(part_stat0 + (slot * 3 + split) * 8 + m, stat0)
+    lane = tl.arange(0, BLOCK_N)[None, :, None] * 8 + m
+    tl.store(part_acc0 + (slot * 2 + split) * 64 + lane, acc0)
+    tl.store(part_acc1 + (slot * 2 + split) * 64 + lane, acc1)
+    tl.store(part_stat0 + (slot * 2 + split) * 8 + m, stat0)
     tl.debug_barrier()
     arrived = tl.atomic_add(arrivals + slot, 1, sem="acq_rel")
-    if arrived == 2:
+    if arrived == 1:
         a25 = tl.load(in3 + m)
         i26 = m * 64 + (n % 32)
         a27 = tl.load(in5 + i26)
@@ -136,42 +138,36 @@ def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, part_acc0, par
         i29 = m * 64 + (n % 32) + 32
         a30 = tl.load(in5 + i29)
         a31 = tl.load(in6 + i29)
-        acc0 = tl.load(part_acc0 + (slot * 3 + 0) * 128 + lane, cache_modifier=".cg")
-        acc1 = tl.load(part_acc1 + (slot * 3 + 0) * 128 + lane, cache_modifier=".cg")
-        stat0 = tl.load(part_stat0 + (slot * 3 + 0) * 8 + m, cache_modifier=".cg")
-        p32 = tl.load(part_acc0 + (slot * 3 + 1) * 128 + lane, cache_modifier=".cg")
-        p33 = tl.load(part_acc1 + (slot * 3 + 1) * 128 + lane, cache_modifier=".cg")
-        p34 = tl.load(part_stat0 + (slot * 3 + 1) * 8 + m, cache_modifier=".cg")
+        acc0 = tl.load(part_acc0 + (slot * 2 + 0) * 64 + lane, cache_modifier=".cg")
+        acc1 = tl.load(part_acc1 + (slot * 2 + 0) * 64 + lane, cache_modifier=".cg")
+        stat0 = tl.load(part_stat0 + (slot * 2 + 0) * 8 + m, cache_modifier=".cg")
+        p32 = tl.load(part_acc0 + (slot * 2 + 1) * 64 + lane, cache_modifier=".cg")
+        p33 = tl.load(part_acc1 + (slot * 2 + 1) * 64 + lane, cache_modifier=".cg")
+        p34 = tl.load(part_stat0 + (slot * 2 + 1) * 8 + m, cache_modifier=".cg")
         acc0 = acc0 + p32
         acc1 = acc1 + p33
         stat0 = stat0 + p34
-        p35 = tl.load(part_acc0 + (slot * 3 + 2) * 128 + lane, cache_modifier=".cg")
-        p36 = tl.load(part_acc1 + (slot * 3 + 2) * 128 + lane, cache_modifier=".cg")
-        p37 = tl.load(part_stat0 + (slot * 3 + 2) * 8 + m, cache_modifier=".cg")
-        acc0 = acc0 + p35
-        acc1 = acc1 + p36
-        stat0 = stat0 + p37
-        c38 = (a25 >= 0) & (a25 < 1024)
-        tl.device_assert(c38, "index out of range")
-        k39 = tl.full((1, 1), 2048.0, tl.float32)
-        v40 = stat0 / k39
-        v41 = v40 + 9.999999747378752e-06
-        v42 = libdevice.rsqrt(v41)
-        v43 = acc0 * v42
-        v44 = a27.to(tl.float32)
-        v45 = v43 * v44
-        v46 = acc1 * v42
-        v47 = -v46
-        v48 = a28.to(tl.float32)
-        v49 = v47 * v48
-        v50 = v45 + v49
-        i51 = a25 * 512 + (n // 32) * 64 + (n % 32)
-        tl.store(out0 + i51, v50.to(tl.bfloat16), mask=c38)
-        v52 = a30.to(tl.float32)
-        v53 = v46 * v52
-        v54 = a31.to(tl.float32)
-        v55 = v43 * v54
-        v56 = v53 + v55
-        i57 = a25 * 512 + (n // 32) * 64 + (n % 32) + 32
-        tl.store(out0 + i57, v56.to(tl.bfloat16), mask=c38)
+        c35 = (a25 >= 0) & (a25 < 1024)
+        tl.device_assert(c35, "index out of range")
+        k36 = tl.full((1, 1), 2048.0, tl.float32)
+        v37 = stat0 / k36
+        v38 = v37 + 9.999999747378752e-06
+        v39 = libdevice.rsqrt(v38)
+        v40 = acc0 * v39
+        v41 = a27.to(tl.float32)
+        v42 = v40 * v41
+        v43 = acc1 * v39
+        v44 = -v43
+        v45 = a28.to(tl.float32)
+        v46 = v44 * v45
+        v47 = v42 + v46
+        i48 = a25 * 512 + (n // 32) * 64 + (n % 32)
+        tl.store(out0 + i48, v47.to(tl.bfloat16), mask=c35)
+        v49 = a30.to(tl.float32)
+        v50 = v43 * v49
+        v51 = a31.to(tl.float32)
+        v52 = v40 * v51
+        v53 = v50 + v52
+        i54 = a25 * 512 + (n // 32) * 64 + (n % 32) + 32
+        tl.store(out0 + i54, v53.to(tl.bfloat16), mask=c35)
         tl.store(arrivals + slot, 0)

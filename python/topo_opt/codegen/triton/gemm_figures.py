@@ -37,6 +37,11 @@ class Figures:
     """A factor waits for a statistic."""
 
     @property
+    def width(self) -> int:
+        """Bytes of a factor as it is multiplied."""
+        return element_bytes(self.element)
+
+    @property
     def half(self) -> bool:
         """Whether tensor cores take the factors as they are."""
         return self.element in ("bf16", "f16")

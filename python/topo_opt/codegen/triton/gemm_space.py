@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from topo_opt.codegen.triton import gemm_matrix_tiles
 from topo_opt.codegen.triton.contraction import VECTOR_ROWS
@@ -20,12 +21,20 @@ _STAGES_SHARE = 2
 def candidates(kernel: Kernel) -> list[dict[str, int]]:
     """Tiles of a kernel, best first, at most `LIMIT`."""
     figures = figures_of(kernel)
-    streamed = _thinned([tile for _, tile in few_rows(kernel, figures)])
+    streamed = _in_turn(_thinned([tile for _, tile in few_rows(kernel, figures)]))
     matrix = gemm_matrix_tiles.variants(kernel, figures)
     if not streamed:
         return matrix[:LIMIT]
     beside = matrix[:_MATRIX_SHARE] if figures.m > VECTOR_ROWS and not figures.statistics else []
     return streamed[: LIMIT - len(beside)] + beside
+
+
+def _in_turn(tiles: Sequence[dict[str, int]]) -> list[dict[str, int]]:
+    """The forms taking turns, best first: the models of two forms may be off by different factors."""
+    forms: dict[tuple[str, ...], list[dict[str, int]]] = {}
+    for tile in tiles:
+        forms.setdefault(tuple(name for name in ("split", "slices") if name in tile), []).append(tile)
+    return [tile for turn in zip_longest(*forms.values()) for tile in turn if tile is not None]
 
 
 def _thinned(tiles: Sequence[dict[str, int]]) -> list[dict[str, int]]:

@@ -35,6 +35,8 @@ _ALONE_NS = 0.87
 """Between two instructions of one warp."""
 _BESIDE = 0.16
 """The part of the shorter of waiting and working that is not hidden behind the longer."""
+_FEWEST_WARPS = 4
+"""Warps under which programs of long rows were never the fastest."""
 _EARLIEST = 160.0
 """Registers of weights up to which the compiler moves their requests to the front."""
 # Instructions: of an element of the weights beside one for each row, and of adding up a sum over a warp.
@@ -54,6 +56,8 @@ def ranked(figures: Figures, target: Target) -> Ranked:
         if (k > 256 and k >= 2 * widest) or n * repeat > next_power_of_two(figures.columns):
             continue
         # A thread reads 16 bytes at a time along k, and has work in every block.
+        if warps < _FEWEST_WARPS and widest >= 256 * _FEWEST_WARPS:
+            continue
         if not 8 <= elements <= 64 or block > 512 * warps or block < min(128 * warps, widest):
             continue
         tile = {"n": n, "k": block, "warps": warps, "stages": 1} | ({"repeat": repeat} if repeat > 1 else {})

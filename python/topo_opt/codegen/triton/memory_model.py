@@ -11,8 +11,6 @@ Ranked = list[tuple[float, dict[str, int]]]
 
 REGISTERS = 200
 """Registers of a thread that a tile may need, by estimate; the limit is 255, and beyond it values spill."""
-CACHED = 0.5
-"""What a byte from L2 costs of one from memory."""
 CORE_BYTES_PER_NS = 62.0
 """What a core reads from L2 and memory together."""
 READING = 1.13
