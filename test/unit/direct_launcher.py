@@ -46,8 +46,8 @@ def direct_of(program, function, **options):
     (variant,) = program.variants(function)
     direct = DirectVariant(variant, program.plan.kernels, program.memory, launcher)
 
-    def call(*leaves):
+    def call(*leaves, short=False):
         with plain_tensors(), interpreter.interpreting():
-            return direct.run(leaves, 0)
+            return (direct.run_accepted if short else direct.run)(leaves, 0)
 
     return direct, launcher, call

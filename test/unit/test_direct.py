@@ -70,6 +70,33 @@ def test_memory_that_kernels_cannot_read_is_copied(add, make):
     assert torch.equal(add[2](x, y)[0], x + y)
 
 
+def test_the_short_way_gives_the_same_and_steps_aside_where_inputs_are_copied(add):
+    direct, _, call = add
+    assert direct.short is not None
+    x, y = torch.randn(8), torch.randn(8)
+    for _ in range(2):
+        first, second = call(x, y, short=True)[0], call(y, y, short=True)[0]
+        assert torch.equal(first, x + y) and torch.equal(second, y + y)
+    kept = len(direct.short.kept)
+    for make in UNREADABLE.values():
+        z = make()
+        assert torch.equal(call(z, y, short=True)[0], z + y)
+    assert len(direct.short.kept) == kept > 0
+
+
+def test_the_short_way_makes_results_of_their_own_shape_and_literals(tmp_path):
+    body = """%o = call @k_add(%x, %y) : (tensor<8xf32>, tensor<8xf32>) -> tensor<8xf32>
+      %v = tensor.expand_shape %o [[0, 1]] output_shape [2, 4] : tensor<8xf32> into tensor<2x4xf32>
+      return %v : tensor<2x4xf32>"""
+    text = ADD + plan_function(f"%x: {X}, %y: {Y}", OUT.replace("<8x", "<2x4x"), body)
+    direct, _, call = direct_of(program_of(tmp_path, text), "f")
+    x, y = torch.randn(8), torch.randn(8)
+    for short in (False, True, True):
+        (result,) = call(x, y, short=short)
+        assert result.shape == (2, 4) and torch.equal(result.view(-1), x + y)
+    assert direct.short is not None
+
+
 def test_launches_are_kept_by_address_and_no_more_than_a_few(add, monkeypatch):
     monkeypatch.setattr(direct_module, "KEPT", 3)
     direct, launcher, call = add
@@ -113,7 +140,11 @@ def test_state_weights_and_scratch_are_those_of_the_program(tmp_path, monkeypatc
         given = []
         patch.setattr(direct_module, "readable", lambda t, place: given.append(t) or True)
         call(state[1:2], torch.tensor([1]))  # an input that is a part of what is rewritten
-    assert given and torch.equal(state[1], before[1] + program.memory.tensors["bias"][0])
+    assert (
+        direct.short is None
+        and given
+        and torch.equal(state[1], before[1] + program.memory.tensors["bias"][0])
+    )
     at = direct.inputs[0][1]
     assert all(
         key[1 + direct.parts[0].roots.index(at)] != state[1:2].data_ptr() for key in direct.parts[0].kept

@@ -134,7 +134,7 @@ class CudaExecutor:
         if ready is None or not ready.warm:
             return None
         if ready.direct is not None:
-            return DirectCall(variant, self.device, partial(self._run_directly, ready))
+            return DirectCall(variant, self.device, partial(self._run_directly, ready, accepted=True))
         if ready.graph is None:
             return None
         return RepeatedCall(
@@ -163,20 +163,22 @@ class CudaExecutor:
             if leaf.kind == "tensor" and leaves[i] is None:
                 dtype = torch_dtype(str(leaf.dtype))
                 leaves[i] = torch.zeros(leaf.shape or (), dtype=dtype, device=self.device)
-        return partial(self._run_directly, ready, leaves)
+        return partial(self._run_directly, ready, leaves, accepted=True)
 
-    def _run_directly(self, ready: _Ready, leaves: Sequence[Any]) -> list[Any]:
+    def _run_directly(self, ready: _Ready, leaves: Sequence[Any], *, accepted: bool = False) -> list[Any]:
+        """Results of one call; `accepted`: the leaves are plain tensors on this device."""
         direct = ready.direct
         assert direct is not None
         if torch.cuda.current_device() != self.device.index:
             with torch.cuda.device(self.device):
-                return self._run_directly(ready, leaves)
+                return self._run_directly(ready, leaves, accepted=accepted)
         raw = torch._C._cuda_getCurrentRawStream(self.device.index)
+        run = direct.run_accepted if accepted else direct.run
         if not direct.uses_shared_memory:
-            return direct.run(leaves, raw)
+            return run(leaves, raw)
         self._enter()
         try:
-            results = direct.run(leaves, raw)
+            results = run(leaves, raw)
         except StepFailed:
             self.memory.clear_zeroed()
             raise

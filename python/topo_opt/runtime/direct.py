@@ -48,6 +48,10 @@ POINTER_ALIGNMENT = 16
 """Bytes: what kernels are compiled for, and tensor descriptors need."""
 
 
+Prepared = dict[tuple[int, ...], list[Callable[[], Any]]]
+"""Launches by stream and addresses."""
+
+
 class Relaunch(Protocol):
     """A kernel that is compiled and can be launched on other memory."""
 
@@ -118,7 +122,7 @@ class DirectVariant:
         for out, step in self.owner.items():
             if self.root(out) not in self.varying:
                 self.fixed[out] = view_of(self.fixed[step.base], step, variant.buffers[out].shape)
-        self.outputs = [(b, variant.buffers[b].shape, torch_dtype(variant.buffers[b].dtype)) for b in outputs]
+        self.outputs = [(b, self.like(variant.buffers[b].shape, variant.buffers[b].dtype)) for b in outputs]
         rewritten = rewritten_inputs(variant)
         self.inputs = [
             (i, leaf.buffer, leaf.mutated, leaf.buffer in rewritten and not leaf.mutated)
@@ -136,6 +140,11 @@ class DirectVariant:
         )
         self.parts = self._parts(kernels, launcher.allow_ops)
         self._plan_results()
+        self.short = ShortRun.of(self)
+
+    def like(self, shape: tuple[int, ...], dtype: str) -> torch.Tensor:
+        """What `torch.empty_like` makes such a tensor of, faster than `torch.empty`; one element of memory."""
+        return torch.empty((), dtype=torch_dtype(dtype), device=self.device).expand(shape)
 
     def root(self, buffer: int) -> int:
         """The buffer that owns the memory of `buffer`."""
@@ -216,6 +225,11 @@ class DirectVariant:
             count *= size
         return step.offset == 0 and count == self.variant.buffers[self.root(buffer)].numel
 
+    def run_accepted(self, leaves: Sequence[Any], stream: int) -> list[Any]:
+        """As `run`, for plain tensors on this device."""
+        results = None if self.short is None else self.short.run(leaves, stream)
+        return self.run(leaves, stream) if results is None else results
+
     def run(self, leaves: Sequence[Any], stream: int) -> list[Any]:
         """Results of one call on the current stream, whose raw handle is `stream`. Raises `StepFailed`."""
         tensors = list(self.fixed)
@@ -234,8 +248,8 @@ class DirectVariant:
             elif mutated and not given.is_inference():
                 torch.autograd.graph.increment_version(given)
             tensors[buffer] = given
-        for buffer, shape, dtype in self.outputs:
-            tensors[buffer] = torch.empty(shape, dtype=dtype, device=self.device)
+        for buffer, template in self.outputs:
+            tensors[buffer] = torch.empty_like(template, memory_format=torch.contiguous_format)
         changed = False
         for part in self.parts:
             try:
@@ -301,21 +315,22 @@ class _Kernels(_Part):
             direct, name, [b for s, _, _ in launches for b in s.buffers], [b for s, _, _ in launches for b in s.writes]
         )  # fmt: skip
         self.launches, self.first = launches, first
-        self.kept: dict[tuple[int, ...], list[Callable[[], Any]]] = {}
+        self.kept: Prepared = {}
 
     def run(self, tensors: list[torch.Tensor], stream: int) -> None:
         key = (stream, *[tensors[b].data_ptr() for b in self.roots])
         runs = self.kept.get(key)
         if runs is None:
-            runs = self._prepare(tensors, stream, key)
+            runs = self.prepare(tensors, stream, key, self.kept)
         for run in runs:
             run()
         for b in self.frees:
             tensors[b] = self.direct.fixed[b]
 
-    def _prepare(
-        self, tensors: list[torch.Tensor], stream: int, key: tuple[int, ...]
+    def prepare(
+        self, tensors: list[torch.Tensor], stream: int, key: tuple[int, ...], kept: Prepared
     ) -> list[Callable[[], Any]]:
+        """The launches on these tensors, put into `kept` when they may be kept."""
         runs, keep = [], True
         now = list(tensors)
         for out in self.direct.owner:
@@ -328,9 +343,9 @@ class _Kernels(_Part):
             runs.append(run)
             keep = keep and lasting
         if keep:
-            if len(self.kept) >= KEPT:
-                del self.kept[next(iter(self.kept))]
-            self.kept[key] = runs
+            if len(kept) >= KEPT:
+                del kept[next(iter(kept))]
+            kept[key] = runs
         return runs
 
 
@@ -378,3 +393,81 @@ class _Aten(_Part):
             store(direct.tensor(b, tensors), result)
         for b in self.frees:
             tensors[b] = direct.fixed[b]
+
+
+class ShortRun:
+    """The shortest way through a variant that is one run of kernels from inputs that nobody writes to results of their own."""
+
+    def __init__(self, direct: DirectVariant, kernels: _Kernels, results: list[tuple[int, int]]):
+        self.direct, self.kernels = direct, kernels
+        self.places = [i for i, *_ in direct.inputs]
+        self.literals = [leaf.value for leaf in direct.variant.outputs]
+        buffers, leaves = direct.variant.buffers, direct.variant.outputs
+        self.results = results
+        """(place among the results, buffer whose memory it is)."""
+        self.templates = [
+            direct.like(buffers[leaf.buffer or 0].shape, leaf.dtype or buffers[leaf.buffer or 0].dtype)
+            for leaf in (leaves[i] for i, _ in results)
+        ]
+        self.only_tensors = len(results) == len(leaves)
+        self.kept: Prepared = {}
+
+    @classmethod
+    def of(cls, direct: DirectVariant) -> ShortRun | None:
+        """For a variant that is as simple as that; None for others."""
+        if len(direct.parts) != 1 or direct.state or any(m or p for *_, m, p in direct.inputs):
+            return None
+        (part,) = direct.parts
+        results = []
+        for i, (leaf, first, copied) in enumerate(direct.results):
+            if leaf.buffer is None:
+                continue
+            buffer = direct.variant.buffers[leaf.buffer]
+            same_size = (
+                leaf.dtype is None or torch_dtype(leaf.dtype).itemsize == torch_dtype(buffer.dtype).itemsize
+            )
+            if copied or first != i or not same_size:
+                return None
+            results.append((i, direct.root(leaf.buffer)))
+        if not isinstance(part, _Kernels) or {b for b, _ in direct.outputs} != {b for _, b in results}:
+            return None
+        return cls(direct, part, results)
+
+    def run(self, leaves: Sequence[Any], stream: int) -> list[Any] | None:
+        """Results of one call; None when an input has to be copied."""
+        key = [stream]
+        for i in self.places:
+            tensor = leaves[i]
+            at = tensor.data_ptr()
+            if at % POINTER_ALIGNMENT or not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
+                return None
+            key.append(at)
+        like, order = torch.empty_like, torch.contiguous_format
+        made = [like(template, memory_format=order) for template in self.templates]
+        key += [t.data_ptr() for t in made]
+        try:
+            runs = self.kept.get(tuple(key))
+            if runs is None:
+                runs = self._prepare(leaves, made, stream, tuple(key))
+            for run in runs:
+                run()
+        except Exception as error:
+            text = error.message if isinstance(error, TopoError) else first_line(error)
+            raise StepFailed(f"{self.kernels.name}: {text}", mutated=False) from error
+        if self.only_tensors:
+            return made
+        results = list(self.literals)
+        for (i, _), tensor in zip(self.results, made):
+            results[i] = tensor
+        return results
+
+    def _prepare(
+        self, leaves: Sequence[Any], made: Sequence[torch.Tensor], stream: int, key: tuple[int, ...]
+    ) -> list[Callable[[], Any]]:
+        tensors = list(self.direct.fixed)
+        for i, buffer, *_ in self.direct.inputs:
+            tensors[buffer] = leaves[i]
+        for (_, buffer), tensor in zip(self.results, made):
+            kind = self.direct.fixed[buffer]
+            tensors[buffer] = retyped(tensor, kind.dtype).view(kind.shape)
+        return self.kernels.prepare(tensors, stream, key, self.kept)
