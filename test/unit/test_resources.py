@@ -63,3 +63,25 @@ def test_a_damaged_cache_entry_is_measured_again(tmp_path):
     (entry,) = tmp_path.glob("*.json")
     entry.write_text('{"registers": "many"}')
     assert resources.measure(sources, cache=tmp_path) == found
+
+
+def test_a_compiler_that_dies_names_the_kernel(tmp_path):
+    deadly = replace(samples.CACHE_KERNELS["k_add"], source="import os\n\nos._exit(3)\n")
+    with pytest.raises(CompilerCrash, match=r"died \(exit 3\) on kernel k_add: no message"):
+        resources.measure({"k": deadly}, cache=tmp_path)
+
+
+def test_the_longest_source_is_compiled_first_and_results_keep_their_order(tmp_path, monkeypatch):
+    taken = []
+
+    class Recorder(resources._Worker):
+        def compile(self, source, capability):
+            taken.append(len(source.source))
+            return resources.Resources(f"sm_{capability}", len(source.source), 0, 0)
+
+    monkeypatch.setattr(resources, "_Worker", Recorder)
+    base = samples.CACHE_KERNELS["k_add"]
+    sources = {f"k{n}": replace(base, source=base.source + "#" * n) for n in (5, 1, 9)}
+    found = resources.measure(sources, cache=tmp_path, workers=1)
+    assert taken == sorted(taken, reverse=True)
+    assert {k: r.registers for k, r in found.items()} == {k: len(s.source) for k, s in sources.items()}

@@ -1,4 +1,4 @@
-"""Worker of `codegen.resources`: reads one job as JSON from stdin, writes one JSON line a kernel to stdout."""
+"""Worker of `codegen.resources`: reads a kernel a line as JSON from stdin, writes a line for each to stdout."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ from topo_opt.runtime.kernel_module import load_module
 
 
 def main() -> None:
-    """Compiles all kernels of the job; a kernel that fails gives a line with "error" and ends the worker."""
-    job = json.load(sys.stdin)
+    """Compiles kernels until there are no more; one that fails gives a line with "error"."""
     answers, sys.stdout = sys.stdout, sys.stderr
-    for kernel in job["kernels"]:
+    for line in sys.stdin:
+        job = json.loads(line)
         try:
-            line = compile_kernel(kernel, job["capability"])
+            answer = compile_kernel(job["kernel"], job["capability"])
         except Exception as error:
             text = str(error).strip().splitlines() or [""]
-            line = {"error": f"{type(error).__name__}: {text[-1][:400]}"}
-        print(json.dumps(line), file=answers, flush=True)
-        if "error" in line:
-            return
+            answer = {"error": f"{type(error).__name__}: {text[-1][:400]}"}
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 def compile_kernel(kernel: dict[str, Any], capability: int) -> dict[str, Any]:

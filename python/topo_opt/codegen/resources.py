@@ -14,8 +14,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from threading import Lock, Timer
 
 from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.errors import CompilerCrash, UnsupportedError
@@ -98,68 +100,90 @@ def _store(path: Path, resources: Resources) -> None:
 
 
 def _compile(sources: Sequence[KernelSource], capability: int, workers: int) -> list[Resources]:
-    """Shares the sources out to worker processes, round robin, and collects in order."""
+    """What every source needs, in order. Workers take the longest source that is left, so that they end together."""
     if not sources:
         return []
-    workers = max(1, min(workers, len(sources)))
-    shares = [list(range(w, len(sources), workers)) for w in range(workers)]
+    order = sorted(range(len(sources)), key=lambda i: (-len(sources[i].source), i))
+    left, lock = iter(order), Lock()
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    running = []
-    for share in shares:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "topo_opt.codegen.resource_worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
-        )  # fmt: skip
-        job = {"capability": capability, "kernels": [_job(sources[i]) for i in share]}
-        running.append((process, json.dumps(job).encode()))
     results: dict[int, Resources] = {}
-    try:
-        answers = _talk(running)
-        for share, (code, answer, errors) in zip(shares, answers):
-            _collect(results, share, sources, code, answer, errors)
-    finally:
-        for process, _ in running:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+    failed: dict[int, CompilerCrash] = {}
+
+    def work() -> None:
+        with _Worker(environment) as worker:
+            while not failed:
+                with lock:
+                    i = next(left, None)
+                if i is None:
+                    return
+                try:
+                    results[i] = worker.compile(sources[i], capability)
+                except CompilerCrash as crash:
+                    failed[i] = crash
+
+    with ThreadPoolExecutor(max(1, min(workers, len(sources)))) as pool:
+        for done in [pool.submit(work) for _ in range(max(1, min(workers, len(sources))))]:
+            done.result()
+    if failed:
+        raise failed[min(failed, key=order.index)]
     return [results[i] for i in range(len(sources))]
 
 
-def _talk(running: list[tuple[subprocess.Popen[bytes], bytes]]) -> list[tuple[int, bytes, bytes]]:
-    from concurrent.futures import ThreadPoolExecutor
+class _Worker:
+    """A process that compiles one kernel after the other; a context manager that ends it."""
 
-    def ask(entry: tuple[subprocess.Popen[bytes], bytes]) -> tuple[int, bytes, bytes]:
-        process, job = entry
+    def __init__(self, environment: Mapping[str, str]):
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "topo_opt.codegen.resource_worker"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment,
+        )  # fmt: skip
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def compile(self, source: KernelSource, capability: int) -> Resources:
+        """What a kernel needs.
+
+        Raises:
+            CompilerCrash: it does not compile, the compiler died, or it took longer than `TIMEOUT_S`.
+        """
+        job = json.dumps({"capability": capability, "kernel": _job(source)}) + "\n"
+        timer = Timer(TIMEOUT_S, self._process.kill)
+        timer.start()
         try:
-            answer, errors = process.communicate(job, timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            answer, errors = process.communicate()
-            errors += f"\nno answer in {TIMEOUT_S} s".encode()
-        return process.returncode, answer, errors
-
-    with ThreadPoolExecutor(len(running)) as pool:
-        return list(pool.map(ask, running))
-
-
-def _collect(
-    results: dict[int, Resources],
-    share: list[int],
-    sources: Sequence[KernelSource],
-    code: int,
-    answer: bytes,
-    errors: bytes,
-) -> None:
-    lines = [json.loads(line) for line in answer.splitlines() if line.startswith(b"{")]
-    for i, line in zip(share, lines):
+            answer = self._ask(job.encode())
+        finally:
+            late = not timer.is_alive()
+            timer.cancel()
+        if not answer.endswith(b"\n"):
+            raise CompilerCrash(self._death(source, late))
+        line = json.loads(answer)
         if "error" in line:
-            raise CompilerCrash(f"kernel {sources[i].name} does not compile: {line['error']}")
-        results[i] = Resources(**line)
-    if len(lines) < len(share):
-        last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        raise CompilerCrash(
-            f"the Triton compiler died (exit {code}) on kernel {sources[share[len(lines)]].name}: {last[0]}"
-        )
+            raise CompilerCrash(f"kernel {source.name} does not compile: {line['error']}")
+        return Resources(**line)
+
+    def _ask(self, job: bytes) -> bytes:
+        """The answer; what ends too early is no line."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(job)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return b""
+        return self._process.stdout.readline()
+
+    def _death(self, source: KernelSource, late: bool) -> str:
+        code = self._process.wait()
+        self._errors.seek(0)
+        last = self._errors.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        reason = f"no answer in {TIMEOUT_S} s" if late else last[0]
+        return f"the Triton compiler died (exit {code}) on kernel {source.name}: {reason}"
 
 
 def _job(source: KernelSource) -> dict[str, object]:

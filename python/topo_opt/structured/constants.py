@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import TYPE_CHECKING
 
-import torch
 from torch_mlir import ir
 
 from topo_opt.structured import formula
 from topo_opt.structured.graph import Graph, Node
 from topo_opt.structured.index import Expr, const
+
+if TYPE_CHECKING:
+    import torch  # imported where a tensor is evaluated: seconds that a module without such does not need
 
 LARGEST = 1 << 20
 """Elements of a tensor that is evaluated, and of every tensor on the way to it."""
@@ -31,6 +34,8 @@ class Constants:
 
         A tensor of truth values must be all true or all false.
         """
+        import torch
+
         found = self._value(value)
         if found is None:
             return None
@@ -117,6 +122,8 @@ def _redirect(graph: Graph, op: ir.Operation, made: dict[int, ir.Value]) -> None
 
 def _affine_fit(tensor: torch.Tensor) -> tuple[int, list[int]] | None:
     """Offset and one step a dimension of a tensor that is affine in its indices."""
+    import torch
+
     values = tensor.to(torch.int64)
     origin = (0,) * values.dim()
     offset = int(values[origin])
