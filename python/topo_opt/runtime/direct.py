@@ -316,6 +316,8 @@ class _Kernels(_Part):
         )  # fmt: skip
         self.launches, self.first = launches, first
         self.kept: Prepared = {}
+        self.own = [sorted({direct.root(b) for b in s.buffers} & direct.varying) for s, _, _ in launches]
+        self.single: list[dict[tuple[int, ...], Callable[[], Any]]] = [{} for _ in launches]
 
     def run(self, tensors: list[torch.Tensor], stream: int) -> None:
         key = (stream, *[tensors[b].data_ptr() for b in self.roots])
@@ -332,21 +334,36 @@ class _Kernels(_Part):
     ) -> list[Callable[[], Any]]:
         """The launches on these tensors, put into `kept` when they may be kept."""
         runs, keep = [], True
-        now = list(tensors)
-        for out in self.direct.owner:
-            if self.direct.root(out) in self.roots:
-                now[out] = self.direct.tensor(out, tensors)
-        for number, (step, kernel, launch) in enumerate(self.launches):
-            # What stands in front of the first kernel is the caller's, and may be writing what kernels take for constant.
-            dependent = not (self.first and number == 0)
-            run, lasting = launch.on(kernel_tensors(step, kernel, now), stream, dependent=dependent)
+        for number, roots in enumerate(self.own):
+            # Most kernels of a long variant use memory that stays: they are the same for all addresses.
+            own = (stream, *[tensors[b].data_ptr() for b in roots])
+            run = self.single[number].get(own)
+            if run is None:
+                run, lasting = self.launch(number, tensors, stream)
+                keep = keep and lasting
+                if lasting:
+                    _keep(self.single[number], own, run)
             runs.append(run)
-            keep = keep and lasting
         if keep:
-            if len(kept) >= KEPT:
-                del kept[next(iter(kept))]
-            kept[key] = runs
+            _keep(kept, key, runs)
         return runs
+
+    def launch(self, number: int, tensors: list[torch.Tensor], stream: int) -> tuple[Callable[[], Any], bool]:
+        """One kernel on these tensors, and whether the launch may be kept."""
+        step, kernel, relaunch = self.launches[number]
+        now = list(tensors)
+        for b in step.buffers:
+            now[b] = self.direct.tensor(b, tensors)
+        # What stands in front of the first kernel is the caller's, and may be writing what kernels take for constant.
+        dependent = not (self.first and number == 0)
+        return relaunch.on(kernel_tensors(step, kernel, now), stream, dependent=dependent)
+
+
+def _keep(kept: dict[tuple[int, ...], Any], key: tuple[int, ...], value: Any) -> None:
+    """Puts an entry into a table of at most `KEPT`, in place of the oldest."""
+    if len(kept) >= KEPT:
+        del kept[next(iter(kept))]
+    kept[key] = value
 
 
 class _Copy(_Part):
