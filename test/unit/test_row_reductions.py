@@ -195,3 +195,33 @@ def test_long_rows_are_split_into_kernels_that_give_what_eager_gives():
     for ours, exact, eager in zip(program(x), Long()(x.double()), Long()(x), strict=True):
         allowed = 2 * (eager - exact).abs().max() + 1e-6 * exact.abs().max()
         assert (ours - exact).abs().max() <= allowed
+
+
+def _with_ties() -> torch.Tensor:
+    """Rows with equal extremes, with no number in them, and of minus infinity alone."""
+    x = torch.randint(-9, 9, (6, 300), generator=torch.Generator().manual_seed(3)).float()
+    x[1, 77], x[2, 5], x[2, 200] = torch.nan, torch.nan, torch.inf
+    x[3], x[4] = -torch.inf, torch.inf
+    return x
+
+
+@pytest.mark.parametrize(
+    "tile", [*ROWS, {"x": 2, "r": 32, "warps": 4, "parts": 3}, {"x": 8, "r": 1, "warps": 4}]
+)
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_places_of_extremes_in_one_read(tile, name, dim):
+    x = _with_ties() if dim == 1 else _with_ties().t().contiguous()
+
+    def place(x: torch.Tensor) -> torch.Tensor:
+        return getattr(x, name)(dim)
+
+    module, functions = kernels_of(place, x)
+    with module.context, ir.Location.unknown():
+        kernel = Kernel(functions[0], Target())
+        kernel.attributes = {**kernel.attributes, "tile": tile}
+        source = lower(kernel)
+    results = [torch.full((6,), -1, dtype=torch.int64)]
+    launch(source, [x], results)
+    assert torch.equal(results[0], place(x))
+    assert source.source.count("for r0 in") == 1 and source.source.count("tl.load(in0") == 1

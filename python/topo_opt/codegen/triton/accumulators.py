@@ -236,4 +236,52 @@ class Moments(Accumulator):
             loops.emitter.seeds[self.result(request)] = Value(column, "f32", frozenset("x"))
 
 
-PAIRS = {"exponentials": Exponentials, "moments": Moments}
+@dataclass
+class Places(Accumulator):
+    """Largest (smallest) value, and the first place of it: places of smaller ones are dropped when the value changes."""
+
+    pair: Pair
+
+    def _combiner(self, request: Request) -> Combiner:
+        graph = self.loops.kernel.graph
+        node = graph.nodes[request[0]]
+        known = recognise(node, request[1], graph.values[node.results[request[1]]].element)
+        assert known is not None
+        return known.combiner
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        first, second = self._combiner(self.pair.first), self._combiner(self.pair.second)
+        return State("f32", first.identity), State("i64", second.identity)
+
+    def step(self) -> None:
+        loops, writer, tile = self.loops, self.loops.writer, frozenset("xr")
+        nodes, (peak, place) = loops.kernel.graph.nodes, self.lanes
+        number, position, indices = self.pair.first
+        found = loops.term(nodes[number], position, indices)
+        assert found is not None
+        best = writer.fresh("best")
+        writer.line(f"{best} = {self._combiner(self.pair.first).combine(peak, found[0].source)}")
+        with loops.emitter.assuming({self.result(self.pair.first): Value(best, "f32", tile)}):
+            number, position, indices = self.pair.second
+            here = loops.term(nodes[number], position, indices)
+        assert here is not None
+        # A peak that is no number stays.
+        kept = f"({best} == {peak}) | ({peak} != {peak})"
+        earlier = self._combiner(self.pair.second).combine(place, here[0].source)
+        writer.line(f"{place} = tl.where({kept}, {earlier}, {here[0].source})")
+        writer.line(f"{peak} = {best}")
+
+    def collapse(self, lanes: Sequence[str]) -> list[str]:
+        writer, second = self.loops.writer, self._combiner(self.pair.second)
+        peak = writer.bind(self._combiner(self.pair.first).reduce(lanes[0]))
+        kept = f"({lanes[0]} == {peak}) | ({lanes[0]} != {lanes[0]})"
+        place = writer.bind(f"tl.where({kept}, {lanes[1]}, {second.identity})")
+        return [peak, writer.bind(second.reduce(place))]
+
+    def seed(self, columns: Sequence[str]) -> None:
+        for request, column, state in zip((self.pair.first, self.pair.second), columns, self.states):
+            self.loops.emitter.seeds[self.result(request)] = Value(column, state.element, frozenset("x"))
+
+
+PAIRS = {"exponentials": Exponentials, "moments": Moments, "places": Places}

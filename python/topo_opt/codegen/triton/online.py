@@ -2,9 +2,10 @@
 
     peak = max(t);  total = sum(exp(t - peak))          (softmax, log-sum-exp)
     sum  = sum(t);  moment = sum((t - sum / n) ** 2)    (variance)
+    peak = max(t);  place = min(t == peak ? i : n)      (argmax, argmin)
 
-The second is kept up to date while the first changes: a total is rescaled when its maximum rises, a moment follows
-B. P. Welford, "Note on a method for calculating corrected sums of squares and products" (Technometrics 4, 1962).
+The second is kept up to date while the first changes: a total is rescaled when its maximum rises, a place is dropped then,
+a moment follows B. P. Welford, "Note on a method for calculating corrected sums of squares and products" (Technometrics 4, 1962).
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Pair:
-    """`shift` is the value that the second reduction subtracts, in terms of the result of the first."""
+    """`shift` is the value that the second reduction subtracts (compares with), in terms of the result of the first."""
 
-    kind: Literal["exponentials", "moments"]
+    kind: Literal["exponentials", "moments", "places"]
     first: Request
     second: Request
     shift: Place
@@ -85,11 +86,16 @@ def follow(graph: Graph, place: Place) -> Place:
 def match(loops: Loops, first: Request, second: Request) -> Pair | None:
     """The pair that two reductions form, the second needing the first; None when they form none."""
     graph = loops.kernel.graph
-    elements = {graph.values[graph.nodes[n].results[p]].element for n, p, _ in (first, second)}
+    elements = [graph.values[graph.nodes[n].results[p]].element for n, p, _ in (first, second)]
     one, other = _term(loops, first), _term(loops, second)
-    if elements != {"f32"} or one is None or other is None:
+    if one is None or other is None:
         return None
     (symbol, summed), (total, term) = one, other
+    if symbol in ("max", "min") and total == "min" and elements == ["f32", "i64"]:
+        peak = _compared(graph, _Asked(loops, first), summed, follow(graph, term))
+        return Pair("places", first, second, peak) if peak is not None else None
+    if elements != ["f32", "f32"]:
+        return None
     if total != "+" or symbol not in ("max", "+"):
         return None
     root = follow(graph, term)
@@ -144,6 +150,40 @@ def _squared_difference(graph: Graph, root: Place) -> tuple[Place, Place] | None
     return None
 
 
+_EQUAL, _UNLIKE = 1, 13  # oeq and une of arith.cmpf
+
+
+def _compared(graph: Graph, asked: _Asked, term: Place, root: Place) -> Place | None:
+    """The peak in `select(term == peak or term is no number, place, beyond)` with `beyond` past every place, else None."""
+    if _name(root) != "arith.select":
+        return None
+    place = follow(graph, root.operand(1))
+    if _name(place) == "arith.index_cast":
+        place = place.operand(0)
+    if _name(place) != "linalg.index":
+        return None
+    assert place.op is not None
+    count = place.node.domain[ir.IntegerAttr(place.op.attributes["dim"]).value]
+    beyond = asked.integer(root.operand(2))
+    if beyond is None or beyond < count - 1:
+        return None
+    condition = follow(graph, root.operand(0))
+    tests = [condition]
+    if _name(condition) == "arith.ori":
+        tests = [follow(graph, condition.operand(i)) for i in (0, 1)]
+    peaks = []
+    for test in tests:
+        if _name(test) != "arith.cmpf" or not asked.same(term, test.operand(0)):
+            return None
+        assert test.op is not None
+        predicate = ir.IntegerAttr(test.op.attributes["predicate"]).value
+        if predicate == _EQUAL and asked.is_first(test.operand(1)):
+            peaks.append(test.operand(1))
+        elif predicate != _UNLIKE or not asked.same(term, test.operand(1)):
+            return None
+    return peaks[0] if len(peaks) == 1 else None
+
+
 @dataclass
 class _Asked:
     """Evaluates scalars in a rehearsal, where the result of `first` is a name."""
@@ -176,6 +216,17 @@ class _Asked:
         """Whether a scalar is a function of the first reduction alone."""
         (value,), asked = self._values((place,))
         return set(asked) == {self.first} and "r" not in value.depends
+
+    def is_first(self, place: Place) -> bool:
+        """Whether a scalar is the first reduction itself."""
+        (value,), asked = self._values((place,))
+        return set(asked) == {self.first} and value.source == "pending0"
+
+    def integer(self, place: Place) -> int | None:
+        """The number that a scalar is; None where it is none."""
+        found = follow(self.loops.kernel.graph, place)
+        (value,), asked = self._values((found,))
+        return int(value.source) if not asked and value.is_literal and value.element == "i64" else None
 
     def is_mean(self, place: Place) -> bool:
         """Whether a scalar is the first reduction divided by the number of columns."""
