@@ -13,7 +13,7 @@ import torch
 
 from topo_opt.codegen.plan import VariantRequest
 from topo_opt.errors import InputError, StrictError, TopoError
-from topo_opt.runtime import interpreter, load, pytree
+from topo_opt.runtime import interpreter, interpreter_floats, load, pytree
 from topo_opt.runtime.interpreter import KernelError
 from topo_opt.runtime.kernel_module import load_function
 from topo_opt.runtime.steps import StepFailed
@@ -274,7 +274,7 @@ def test_bf16_rounds_to_nearest_even():
     values = np.concatenate([np.linspace(-3, 3, 1001), [np.inf, -np.inf, np.nan, 3.4e38, 1e-40]]).astype(
         np.float32
     )
-    ours = torch.from_numpy(interpreter.f32_to_bf16(values).view(np.int16)).view(torch.bfloat16)
+    ours = torch.from_numpy(interpreter_floats.f32_to_bf16(values).view(np.int16)).view(torch.bfloat16)
     torch.testing.assert_close(ours, torch.from_numpy(values).bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 
