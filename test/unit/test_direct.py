@@ -10,8 +10,8 @@ import torch
 from direct_launcher import direct_of
 
 from topo_opt.codegen.bundle import write_bundle
+from topo_opt.runtime import addresses, direct_parts, load
 from topo_opt.runtime import direct as direct_module
-from topo_opt.runtime import load
 from topo_opt.runtime.steps import StepFailed
 
 pytest.importorskip("triton")
@@ -66,7 +66,7 @@ UNREADABLE = {
 @pytest.mark.parametrize("make", UNREADABLE.values(), ids=UNREADABLE)
 def test_memory_that_kernels_cannot_read_is_copied(add, make):
     x, y = make(), torch.randn(8)
-    assert not direct_module.readable(x, -1)
+    assert not addresses.readable(x, -1)
     assert torch.equal(add[2](x, y)[0], x + y)
 
 
@@ -98,7 +98,7 @@ def test_the_short_way_makes_results_of_their_own_shape_and_literals(tmp_path):
 
 
 def test_launches_are_kept_by_address_and_no_more_than_a_few(add, monkeypatch):
-    monkeypatch.setattr(direct_module, "KEPT", 3)
+    monkeypatch.setattr(direct_parts, "KEPT", 3)
     direct, launcher, call = add
     inputs, results = [torch.randn(8) for _ in range(6)], []
     for x in (*inputs, *inputs):
@@ -197,7 +197,7 @@ def test_what_aten_returns_is_taken_unless_it_is_the_callers_memory(
 ):
     _, _, call = direct_of(aten_program(tmp_path, op, rest), "f")
     stored = []
-    monkeypatch.setattr(direct_module, "store", lambda target, r: stored.append(target) or target.copy_(r))
+    monkeypatch.setattr(direct_parts, "store", lambda target, r: stored.append(target) or target.copy_(r))
     for _ in range(3):
         x, y = torch.randn(8), torch.randn(8)
         a, o = call(x, y)

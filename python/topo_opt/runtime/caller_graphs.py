@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from topo_opt.runtime.direct import readable
+from topo_opt.runtime.addresses import readable
 
 KEPT = 4
 """Graphs of one variant."""

@@ -20,9 +20,10 @@ import torch
 
 from topo_opt.errors import InputError, StrictError
 from topo_opt.runtime import aten_ops
+from topo_opt.runtime.addresses import overlaps, span
 from topo_opt.runtime.bundle import Bundle
 from topo_opt.runtime.caller_graphs import CallerGraphs
-from topo_opt.runtime.direct import DirectVariant, overlaps, rewritten_inputs, span
+from topo_opt.runtime.direct import DirectVariant, rewritten_inputs
 from topo_opt.runtime.dtypes import torch_dtype
 from topo_opt.runtime.executor import KernelSources, VariantStatus, kernel_arguments
 from topo_opt.runtime.kernel_module import load_function

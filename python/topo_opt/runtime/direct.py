@@ -7,13 +7,14 @@ again and again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from topo_opt.errors import TopoError
-from topo_opt.runtime.aten_program import AtenCall
+from topo_opt.runtime.addresses import overlaps, readable, span
+from topo_opt.runtime.direct_parts import Aten, Copy, Kernels, Part, Relaunch
 from topo_opt.runtime.dtypes import torch_dtype
 from topo_opt.runtime.memory import Memory
 from topo_opt.runtime.plan import (
@@ -27,62 +28,16 @@ from topo_opt.runtime.plan import (
     read,
     written,
 )
+from topo_opt.runtime.short_run import ShortRun
 from topo_opt.runtime.steps import (
     Launcher,
     StepFailed,
-    aten_results,
     bind_variant,
     first_line,
-    kernel_tensors,
     parse_aten,
     retyped,
-    store,
     view_of,
 )
-
-KEPT = 32
-"""Sets of addresses whose launches are kept, for each run of kernels."""
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""A subclass may mean anything by its memory."""
-POINTER_ALIGNMENT = 16
-"""Bytes: what kernels are compiled for, and tensor descriptors need."""
-
-
-Prepared = dict[tuple[int, ...], list[Callable[[], Any]]]
-"""Launches by stream and addresses."""
-
-
-class Relaunch(Protocol):
-    """A kernel that is compiled and can be launched on other memory."""
-
-    def on(
-        self, tensors: Sequence[torch.Tensor], stream: int, *, dependent: bool
-    ) -> tuple[Callable[[], Any], bool]:
-        """The launch on these tensors, and whether it may be kept although they may be freed."""
-
-
-def readable(tensor: torch.Tensor, place: int) -> bool:
-    """Whether kernels on the device with index `place` (-1: the CPU) can use the memory of a tensor as it lies."""
-    return (
-        type(tensor) in _PLAIN
-        and tensor.get_device() == place
-        and tensor.is_contiguous()
-        and not tensor.data_ptr() % POINTER_ALIGNMENT
-        and not tensor.is_neg()
-        and not tensor.is_conj()
-    )
-
-
-def span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First and one past the last byte of a contiguous tensor."""
-    start = tensor.data_ptr()
-    return start, start + tensor.nbytes
-
-
-def overlaps(tensor: torch.Tensor, spans: Sequence[tuple[int, int]]) -> bool:
-    """Whether a contiguous tensor shares memory with one of the spans."""
-    start, end = span(tensor)
-    return any(start < last and first < end for first, last in spans)
 
 
 def rewritten_inputs(variant: Variant) -> frozenset[int]:
@@ -163,14 +118,14 @@ class DirectVariant:
             touched |= {self.root(b) for b in written(step)}
         return frozenset(found)
 
-    def _parts(self, kernels: Mapping[str, Kernel], allow_ops: frozenset[str]) -> list[_Part]:
-        parts: list[_Part] = []
+    def _parts(self, kernels: Mapping[str, Kernel], allow_ops: frozenset[str]) -> list[Part]:
+        parts: list[Part] = []
         launches: list[tuple[KernelStep, Kernel, Relaunch]] = []
         steps = [s for s in self.variant.steps if not isinstance(s, ViewStep)]
 
         def close() -> None:
             if launches:
-                parts.append(_Kernels(self, list(launches), first=not parts))
+                parts.append(Kernels(self, list(launches), first=not parts))
                 launches.clear()
 
         for step, bound in zip(steps, self.bound.steps, strict=True):
@@ -179,9 +134,9 @@ class DirectVariant:
                 continue
             close()
             if isinstance(step, AtenStep):
-                parts.append(_Aten(self, step, parse_aten(step, allow_ops)))
+                parts.append(Aten(self, step, parse_aten(step, allow_ops)))
             elif isinstance(step, CopyStep):
-                parts.append(_Copy(self, step))
+                parts.append(Copy(self, step))
         close()
         last: dict[int, int] = {}
         for i, part in enumerate(parts):
@@ -288,203 +243,3 @@ class DirectVariant:
     def changes(self, buffers: Sequence[int]) -> bool:
         """Whether writing these buffers changes what the caller can see: state, or an input."""
         return any(self.variant.buffers[self.root(b)].kind in ("buffer", "input") for b in buffers)
-
-
-class _Part:
-    """A stretch of a variant. `frees` are the buffers that nobody needs after it."""
-
-    def __init__(self, direct: DirectVariant, name: str, touched: Sequence[int], changed: Sequence[int]):
-        self.direct, self.name = direct, name
-        self.roots = sorted({direct.root(b) for b in touched} & direct.varying)
-        self.changes = direct.changes(changed)
-        self.frees: list[int] = []
-
-    def run(self, tensors: list[torch.Tensor], stream: int) -> None:
-        raise NotImplementedError
-
-
-class _Kernels(_Part):
-    """Kernels one after the other, launched by their addresses."""
-
-    def __init__(
-        self, direct: DirectVariant, launches: list[tuple[KernelStep, Kernel, Relaunch]], *, first: bool
-    ):
-        names = [step.kernel for step, _, _ in launches]
-        name = f"kernel {names[0]}" if len(names) == 1 else f"kernels {names[0]} to {names[-1]}"
-        super().__init__(
-            direct, name, [b for s, _, _ in launches for b in s.buffers], [b for s, _, _ in launches for b in s.writes]
-        )  # fmt: skip
-        self.launches, self.first = launches, first
-        self.kept: Prepared = {}
-        self.own = [sorted({direct.root(b) for b in s.buffers} & direct.varying) for s, _, _ in launches]
-        self.single: list[dict[tuple[int, ...], Callable[[], Any]]] = [{} for _ in launches]
-
-    def run(self, tensors: list[torch.Tensor], stream: int) -> None:
-        key = (stream, *[tensors[b].data_ptr() for b in self.roots])
-        runs = self.kept.get(key)
-        if runs is None:
-            runs = self.prepare(tensors, stream, key, self.kept)
-        for run in runs:
-            run()
-        for b in self.frees:
-            tensors[b] = self.direct.fixed[b]
-
-    def prepare(
-        self, tensors: list[torch.Tensor], stream: int, key: tuple[int, ...], kept: Prepared
-    ) -> list[Callable[[], Any]]:
-        """The launches on these tensors, put into `kept` when they may be kept."""
-        runs, keep = [], True
-        for number, roots in enumerate(self.own):
-            # Most kernels of a long variant use memory that stays: they are the same for all addresses.
-            own = (stream, *[tensors[b].data_ptr() for b in roots])
-            run = self.single[number].get(own)
-            if run is None:
-                run, lasting = self.launch(number, tensors, stream)
-                keep = keep and lasting
-                if lasting:
-                    _keep(self.single[number], own, run)
-            runs.append(run)
-        if keep:
-            _keep(kept, key, runs)
-        return runs
-
-    def launch(self, number: int, tensors: list[torch.Tensor], stream: int) -> tuple[Callable[[], Any], bool]:
-        """One kernel on these tensors, and whether the launch may be kept."""
-        step, kernel, relaunch = self.launches[number]
-        now = list(tensors)
-        for b in step.buffers:
-            now[b] = self.direct.tensor(b, tensors)
-        # What stands in front of the first kernel is the caller's, and may be writing what kernels take for constant.
-        dependent = not (self.first and number == 0)
-        return relaunch.on(kernel_tensors(step, kernel, now), stream, dependent=dependent)
-
-
-def _keep(kept: dict[tuple[int, ...], Any], key: tuple[int, ...], value: Any) -> None:
-    """Puts an entry into a table of at most `KEPT`, in place of the oldest."""
-    if len(kept) >= KEPT:
-        del kept[next(iter(kept))]
-    kept[key] = value
-
-
-class _Copy(_Part):
-    """One buffer becomes another."""
-
-    def __init__(self, direct: DirectVariant, step: CopyStep):
-        super().__init__(direct, f"copy {step.dst}", (step.src, step.dst), (step.dst,))
-        self.step = step
-
-    def run(self, tensors: list[torch.Tensor], stream: int) -> None:
-        target = self.direct.tensor(self.step.dst, tensors)
-        target.copy_(retyped(self.direct.tensor(self.step.src, tensors), target.dtype))
-        for b in self.frees:
-            tensors[b] = self.direct.fixed[b]
-
-
-class _Aten(_Part):
-    """A call left to ATen. What it returns becomes the buffer where it can, without a copy."""
-
-    def __init__(self, direct: DirectVariant, step: AtenStep, call: AtenCall):
-        super().__init__(direct, f"aten {step.op}", (*step.inputs, *step.outputs), step.outputs)
-        self.step, self.call = step, call
-        self.shapes = [direct.variant.buffers[b].shape for b in step.outputs]
-
-    def run(self, tensors: list[torch.Tensor], stream: int) -> None:
-        direct = self.direct
-        given = [direct.tensor(b, tensors) for b in self.step.inputs]
-        results = aten_results(self.step, self.call, given, self.shapes, direct.device)
-        taken = {t.untyped_storage().data_ptr() for t in given}
-        for b, result in zip(self.step.outputs, results):
-            if b in direct.made:
-                kind = direct.fixed[b]
-                storage = result.untyped_storage()
-                if (
-                    result.dtype is kind.dtype
-                    and readable(result, direct.place)
-                    and storage.nbytes() == kind.nbytes
-                    and storage.data_ptr() not in taken
-                ):
-                    taken.add(storage.data_ptr())
-                    tensors[b] = result
-                    continue
-                tensors[b] = torch.empty(kind.shape, dtype=kind.dtype, device=direct.device)
-            store(direct.tensor(b, tensors), result)
-        for b in self.frees:
-            tensors[b] = direct.fixed[b]
-
-
-class ShortRun:
-    """The shortest way through a variant that is one run of kernels from inputs that nobody writes to results of their own."""
-
-    def __init__(self, direct: DirectVariant, kernels: _Kernels, results: list[tuple[int, int]]):
-        self.direct, self.kernels = direct, kernels
-        self.places = [i for i, *_ in direct.inputs]
-        self.literals = [leaf.value for leaf in direct.variant.outputs]
-        buffers, leaves = direct.variant.buffers, direct.variant.outputs
-        self.results = results
-        """(place among the results, buffer whose memory it is)."""
-        self.templates = [
-            direct.like(buffers[leaf.buffer or 0].shape, leaf.dtype or buffers[leaf.buffer or 0].dtype)
-            for leaf in (leaves[i] for i, _ in results)
-        ]
-        self.only_tensors = len(results) == len(leaves)
-        self.kept: Prepared = {}
-
-    @classmethod
-    def of(cls, direct: DirectVariant) -> ShortRun | None:
-        """For a variant that is as simple as that; None for others."""
-        if len(direct.parts) != 1 or direct.state or any(m or p for *_, m, p in direct.inputs):
-            return None
-        (part,) = direct.parts
-        results = []
-        for i, (leaf, first, copied) in enumerate(direct.results):
-            if leaf.buffer is None:
-                continue
-            buffer = direct.variant.buffers[leaf.buffer]
-            same_size = (
-                leaf.dtype is None or torch_dtype(leaf.dtype).itemsize == torch_dtype(buffer.dtype).itemsize
-            )
-            if copied or first != i or not same_size:
-                return None
-            results.append((i, direct.root(leaf.buffer)))
-        if not isinstance(part, _Kernels) or {b for b, _ in direct.outputs} != {b for _, b in results}:
-            return None
-        return cls(direct, part, results)
-
-    def run(self, leaves: Sequence[Any], stream: int) -> list[Any] | None:
-        """Results of one call; None when an input has to be copied."""
-        key = [stream]
-        for i in self.places:
-            tensor = leaves[i]
-            at = tensor.data_ptr()
-            if at % POINTER_ALIGNMENT or not tensor.is_contiguous() or tensor.is_neg() or tensor.is_conj():
-                return None
-            key.append(at)
-        like, order = torch.empty_like, torch.contiguous_format
-        made = [like(template, memory_format=order) for template in self.templates]
-        key += [t.data_ptr() for t in made]
-        try:
-            runs = self.kept.get(tuple(key))
-            if runs is None:
-                runs = self._prepare(leaves, made, stream, tuple(key))
-            for run in runs:
-                run()
-        except Exception as error:
-            text = error.message if isinstance(error, TopoError) else first_line(error)
-            raise StepFailed(f"{self.kernels.name}: {text}", mutated=False) from error
-        if self.only_tensors:
-            return made
-        results = list(self.literals)
-        for (i, _), tensor in zip(self.results, made):
-            results[i] = tensor
-        return results
-
-    def _prepare(
-        self, leaves: Sequence[Any], made: Sequence[torch.Tensor], stream: int, key: tuple[int, ...]
-    ) -> list[Callable[[], Any]]:
-        tensors = list(self.direct.fixed)
-        for i, buffer, *_ in self.direct.inputs:
-            tensors[buffer] = leaves[i]
-        for (_, buffer), tensor in zip(self.results, made):
-            kind = self.direct.fixed[buffer]
-            tensors[buffer] = retyped(tensor, kind.dtype).view(kind.shape)
-        return self.kernels.prepare(tensors, stream, key, self.kept)
