@@ -29,6 +29,8 @@ constexpr size_t kMaxRegion = 64;
 constexpr int kMaxSteps = 16;
 // Fewer scalar ops than one math function: computing them again is cheaper than the load they replace.
 constexpr int64_t kTrivialCost = 8;
+// Scalar ops that take a machine as long as a launch.
+constexpr int64_t kLaunchOps = int64_t{1} << 26;
 
 struct Node {
   int kind;
@@ -340,7 +342,8 @@ class Clustering {
   // Whether a cluster may be computed again by each of the `elements` that read it.
   bool is_cheap(int a, int64_t elements) {
     const int64_t each = cost(a), times = std::max<int64_t>(1, elements / std::max<int64_t>(1, clusters_[a].rows));
-    return each < kTrivialCost || each * times <= recompute_;
+    if (each < kTrivialCost || each * times <= recompute_) return true;
+    return each <= recompute_ && each * elements <= kLaunchOps;
   }
 
   int64_t cost(int a) {

@@ -144,3 +144,50 @@ func.func @copies(%a: tensor<2x3xf32>, %z: tensor<0x4xf32>) -> (tensor<3x2xf32>,
   } -> tensor<3x2xf32>
   return %t, %n : tensor<3x2xf32>, tensor<0x4xf32>
 }
+
+// -----
+
+// Factors of channels: computing them again for every element costs less than a launch here, but not for 2^24 elements.
+
+// CHECK-LABEL: func.func @few_elements
+// CHECK-NEXT:    %[[R:.*]] = call @k_loops_{{.*}}(%arg1, %arg0)
+// CHECK-NEXT:    return %[[R]]
+func.func @few_elements(%x: tensor<64x1024xf32>, %v: tensor<64xf32>) -> tensor<64x1024xf32> {
+  %e = tensor.empty() : tensor<64xf32>
+  %s = linalg.generic {indexing_maps = [affine_map<(i) -> (i)>, affine_map<(i) -> (i)>], iterator_types = ["parallel"]}
+      ins(%v : tensor<64xf32>) outs(%e : tensor<64xf32>) {
+  ^bb0(%a: f32, %o: f32):
+    %q = math.rsqrt %a : f32
+    linalg.yield %q : f32
+  } -> tensor<64xf32>
+  %f = tensor.empty() : tensor<64x1024xf32>
+  %r = linalg.generic {indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i)>, affine_map<(i, j) -> (i, j)>], iterator_types = ["parallel", "parallel"]}
+      ins(%x, %s : tensor<64x1024xf32>, tensor<64xf32>) outs(%f : tensor<64x1024xf32>) {
+  ^bb0(%a: f32, %b: f32, %o: f32):
+    %p = arith.mulf %a, %b : f32
+    linalg.yield %p : f32
+  } -> tensor<64x1024xf32>
+  return %r : tensor<64x1024xf32>
+}
+
+// -----
+
+// CHECK-LABEL: func.func @many_elements
+// CHECK-COUNT-2: call @k_loops_
+func.func @many_elements(%x: tensor<64x262144xf32>, %v: tensor<64xf32>) -> tensor<64x262144xf32> {
+  %e = tensor.empty() : tensor<64xf32>
+  %s = linalg.generic {indexing_maps = [affine_map<(i) -> (i)>, affine_map<(i) -> (i)>], iterator_types = ["parallel"]}
+      ins(%v : tensor<64xf32>) outs(%e : tensor<64xf32>) {
+  ^bb0(%a: f32, %o: f32):
+    %q = math.rsqrt %a : f32
+    linalg.yield %q : f32
+  } -> tensor<64xf32>
+  %f = tensor.empty() : tensor<64x262144xf32>
+  %r = linalg.generic {indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i)>, affine_map<(i, j) -> (i, j)>], iterator_types = ["parallel", "parallel"]}
+      ins(%x, %s : tensor<64x262144xf32>, tensor<64xf32>) outs(%f : tensor<64x262144xf32>) {
+  ^bb0(%a: f32, %b: f32, %o: f32):
+    %p = arith.mulf %a, %b : f32
+    linalg.yield %p : f32
+  } -> tensor<64x262144xf32>
+  return %r : tensor<64x262144xf32>
+}
