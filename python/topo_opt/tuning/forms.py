@@ -14,7 +14,7 @@ from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.triton.kernel import Kernel, plain
 from topo_opt.codegen.triton.pack import members_of
 from topo_opt.codegen.triton.target import Target
-from topo_opt.tuning import search_space
+from topo_opt.tuning import joint_products, search_space
 from topo_opt.tuning.arguments import signature_of
 from topo_opt.tuning.arguments_data import Signature
 from topo_opt.tuning.key import Key, key_of
@@ -107,7 +107,9 @@ class Packed:
         return key_of(self.func, list(self.members.values()))
 
     def candidates(self) -> list[Tile]:
-        """For every number of warps the members' best tiles together, then their second ones, and so on."""
+        """Tiles of the members as one product, then for every number of warps their best tiles together, and so on."""
+        calls, members = [m.func for m in members_of(self.func)], list(self.members.values())
+        together = [_joined(t) for t in joint_products.tiles(calls, members, self.target)]
         spaces = [Single(f, self.target).candidates() for f in self.members.values()]
         warps = dict.fromkeys(t["warps"] for space in spaces for t in space)
         rows: list[tuple[int, int, Tile]] = []
@@ -118,7 +120,8 @@ class Packed:
             for rank in range(min(JOINT, max(map(len, fitting)))):
                 tiles = [space[min(rank, len(space) - 1)] for space in fitting]
                 rows.append((rank, order, _joined(tiles)))
-        return _own_first(self.own, [tile for _, _, tile in sorted(rows, key=lambda r: r[:2])])
+        alone = [tile for _, _, tile in sorted(rows, key=lambda r: r[:2])]
+        return _own_first(self.own, [*together, *(t for t in alone if t not in together)])
 
     def lower(self, tile: Tile) -> KernelSource:
         before = [ir.DictAttr(f.attributes["topo.kernel"]) for f in self.members.values()]

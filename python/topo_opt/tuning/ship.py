@@ -3,7 +3,7 @@
     python -m topo_opt.tuning.ship CACHE|FILE|BUNDLE... --device nvidia-h200-sxm -o hw_topologies/tuning/nvidia-h200-sxm.json
 
 Each kernel keeps its choice alone. Where several sources know a kernel, a full search goes before a short one, then the
-source named later before the earlier one.
+faster choice before the slower one: searches whose candidates came from other models add up.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ def merged(sources: Iterable[Iterable[Entry]], device: str) -> list[Entry]:
             if entry.device != device:
                 continue
             known = best.get(entry.key.text)
-            if known is None or DEPTHS.index(entry.depth) >= DEPTHS.index(known.depth):
+            if known is None or _rank(entry) < _rank(known):
                 best[entry.key.text] = entry
     return list(best.values())
+
+
+def _rank(entry: Entry) -> tuple[int, float]:
+    return -DEPTHS.index(entry.depth), entry.timed[0].us
 
 
 def entries_of(place: Path) -> list[Entry]:
