@@ -75,8 +75,8 @@ def k_gemm_4d865e7a4d(in2, left0_desc, right1_desc, out0, BLOCK_M: tl.constexpr,
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     gdc_wait()
     for k0 in range(0, 768, BLOCK_K):
-        v1 = left0_desc.load([pid_m * BLOCK_M, k0])
-        v2 = right1_desc.load([pid_n * BLOCK_N, k0]).T
+        v1 = left0_desc.load([pid_m * 128, k0])
+        v2 = right1_desc.load([pid_n * 128, k0]).T
         acc = tl.dot(v1, v2, acc)
     a3 = tl.load(in2 + n)
     v4 = a3.to(tl.float32)
