@@ -122,7 +122,7 @@ def _loop_nest(graph: Graph, node: Node) -> Iterator[str]:
 
 def _norm(graph: Graph, node: Node) -> str | None:
     """The kind of norm whose statistic a loop nest takes the root of."""
-    if not {"math.rsqrt", "math.sqrt"} & _body(node):
+    if not {"math.rsqrt", "math.sqrt"} & node.body:
         return None
     squares = _found(
         graph, node.operands[: node.inputs], lambda n: _sums_squares(graph, n), through=_is_row_op
@@ -134,7 +134,7 @@ def _norm(graph: Graph, node: Node) -> str | None:
 
 
 def _sums_squares(graph: Graph, node: Node) -> bool:
-    if not (node.name == "linalg.generic" and node.has_reduction and "arith.addf" in _body(node)):
+    if not (node.name == "linalg.generic" and node.has_reduction and "arith.addf" in node.body):
         return False
     return _squares(node) or any(
         (made := graph.producer(o)) is not None and _squares(made) for o in node.operands[: node.inputs]
@@ -166,12 +166,12 @@ def _same_operand(node: Node, op: ir.Operation) -> bool:
 
 
 def _subtracts(node: Node) -> bool:
-    return "arith.subf" in _body(node)
+    return "arith.subf" in node.body
 
 
 def _is_gated(graph: Graph, node: Node) -> bool:
     """Whether a body multiplies an activated contraction with another one."""
-    if node.has_reduction or node.inputs != 2 or "arith.mulf" not in _body(node):
+    if node.has_reduction or node.inputs != 2 or "arith.mulf" not in node.body:
         return False
     a, b = (_Way.to(graph, operand) for operand in node.operands[:2])
     if not (a.sources and b.sources) or a.activated == b.activated:
@@ -199,7 +199,7 @@ class _Way:
             if node.name == "linalg.contract":
                 sources.add((current, part))
             elif _is_pointwise(node):
-                activated |= bool(set(_ACTIVATIONS) & _body(node))
+                activated |= bool(set(_ACTIVATIONS) & node.body)
                 part = current if node.name == "tensor.extract_slice" else part
                 waiting += [(o, part, steps + 1) for o in node.operands if o not in seen]
                 seen.update(node.operands)
@@ -244,13 +244,6 @@ def _is_pointwise(node: Node) -> bool:
 
 def _is_row_op(node: Node) -> bool:
     return _is_pointwise(node) or is_movement(node)
-
-
-def _body(node: Node) -> frozenset[str]:
-    """Names of the ops in a loop nest's body."""
-    if node.name != "linalg.generic":
-        return frozenset()
-    return frozenset(v.operation.name for v in node.op.regions[0].blocks[0].operations)
 
 
 _RULES: dict[str, Callable[[Graph, Node], Iterator[str]]] = {

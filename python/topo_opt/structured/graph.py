@@ -157,6 +157,13 @@ class Node:
     def has_reduction(self) -> bool:
         return any(self.reduction)
 
+    @cached_property
+    def body(self) -> frozenset[str]:
+        """Names of the ops in the body of a `linalg.generic`; nothing for other ops."""
+        if self.name != "linalg.generic":
+            return frozenset()
+        return frozenset(v.operation.name for v in self.op.regions[0].blocks[0].operations)
+
     def output_map(self, position: int) -> Map:
         """The map of result `position` from the domain to the result's indices."""
         return self.maps[self.inputs + position]
