@@ -131,7 +131,8 @@ def test_reductions_over_any_axes(shape, op, data):
 
 @pytest.mark.parametrize("columns", [8192, 16384, 16385, 20000])
 def test_rows_longer_than_a_block_loop(columns):
-    found = verify(reduction([2, columns], {1}, "arith.addf"), kernels=1)
+    # At -O1, where rows this few and this long stay one kernel.
+    found = verify(reduction([2, columns], {1}, "arith.addf"), level=1, kernels=1)
     assert ("for r0" in found[0].source.source) == (columns > 16384)
 
 
