@@ -284,4 +284,8 @@ class Places(Accumulator):
             self.loops.emitter.seeds[self.result(request)] = Value(column, state.element, frozenset("x"))
 
 
-PAIRS = {"exponentials": Exponentials, "moments": Moments, "places": Places}
+PAIRS: dict[str, type[Exponentials] | type[Moments] | type[Places]] = {
+    "exponentials": Exponentials,
+    "moments": Moments,
+    "places": Places,
+}
