@@ -13,7 +13,7 @@ from direct_launcher import Interpreted
 
 from topo_opt.codegen.bundle import write_bundle
 from topo_opt.errors import InputError, StrictError, TopoError
-from topo_opt.runtime import cuda, interpreter, launch_choice, load, program, steps
+from topo_opt.runtime import cuda, interpreter, load, program, steps
 from topo_opt.runtime.steps import StepFailed
 
 pytest.importorskip("triton")
@@ -174,15 +174,13 @@ def test_a_result_or_state_as_input_gets_no_graph_of_its_own(played, monkeypatch
     assert ours.status()[0].mode == "graph"
 
 
-def test_the_cheaper_mode_is_taken_and_may_be_asked_for(played, monkeypatch, cache):
-    ours = open_on(monkeypatch, cache, seed=3)
-    ours.decode(X, ROW)
-    (status,) = ours.status()
-    assert status.mode == "direct" and not status.graph and "takes less time than copying" in status.reason
-    monkeypatch.setattr(launch_choice, "LAUNCH_US", 100.0)
+def test_a_program_with_state_is_a_graph_and_may_be_asked_to_launch(played, monkeypatch, cache):
     ours = open_on(monkeypatch, cache, seed=3)
     ours.decode(X, ROW)
     assert ours.status()[0].mode == "graph"
+    ours = open_on(monkeypatch, cache, seed=3, launch="direct")
+    ours.decode(X, ROW)
+    assert ours.status()[0].mode == "direct" and not ours.status()[0].graph
     ours = open_on(monkeypatch, cache, seed=3, graphs="off")
     ours.decode(X, ROW)
     assert ours.status()[0].mode == "direct" and ours.status()[0].reason == "graphs are switched off"

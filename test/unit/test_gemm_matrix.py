@@ -167,7 +167,7 @@ def rotated(f: Function, product: Named, depth: int, interleaved: bool) -> Named
     "depth, interleaved, joined", [(16, False, True), (32, True, True), (128, False, False)]
 )
 def test_rotary_takes_neighbouring_columns_in_one_product(form, depth, interleaved, joined):
-    tile = TILE | (FORMS[form] if form in FORMS else {"tma": 1, "splits": 2})
+    tile = TILE | FORMS.get(form, {"tma": 1, "splits": 2})
     f = Function()
     x, w = f.argument((24, 64)), f.argument((256, 64))
     result = rotated(f, f.contract(x, w), depth, interleaved)

@@ -33,11 +33,13 @@ def bytes_per_us(device: torch.device) -> float:
 
 
 def choose(variant: Variant, bandwidth: float) -> Literal["graph", "direct"]:
-    """What takes less time.
+    """What takes less time. A variant with state of its own is a graph: its inputs are small beside that.
 
     Args:
         bandwidth: bytes a microsecond.
     """
+    if variant.mutated_state:
+        return "graph"
     return "direct" if direct_us(variant, bandwidth) <= graph_us(variant, bandwidth) else "graph"
 
 

@@ -219,7 +219,11 @@ class Matrix(Gemm):
         self.scratch.append((arrivals.COUNTERS, arrivals.counters(slots)))
 
     def _accumulators(self, places: list[Place], m: Expr) -> list[Accumulator]:
-        needs = self.emitter.rehearse(lambda: [self.store(p, ("m", "n"), _SHAPE) for p in places])
+        def store_all() -> None:
+            for place in places:
+                self.store(place, ("m", "n"), _SHAPE)
+
+        needs = self.emitter.rehearse(store_all)
         if not all(map(self.is_product, needs.reductions)):
             raise UnsupportedError("a statistic in the matrix form of a gemm kernel")
         return [self.accumulator(r, [m]) for r in needs.reductions]
