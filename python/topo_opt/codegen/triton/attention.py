@@ -24,6 +24,7 @@ from topo_opt.codegen.triton.attention_split import Split, exponential
 from topo_opt.codegen.triton.element_types import dot_precision, storage_type
 from topo_opt.codegen.triton.emit import Axis, Value
 from topo_opt.codegen.triton.kernel import Kernel
+from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.access import forward_indices
 from topo_opt.structured.index import Expr
@@ -204,12 +205,19 @@ class _Attention(AttentionSpace):
         """One loop over blocks of keys: scores, their softmax so far, and the weighted sum of values."""
         line, bind, problem = self.writer.line, self.writer.bind, self.problem
         exact = dot_precision(problem.element)
+        ahead = self._reads_mask_ahead
+        if ahead:
+            self._define("nf", f"{bounds.low} + tl.arange(0, BLOCK_N)[None, :]")
+            line(f"allowed = {self._mask_of('nf')}")
         with (
             self._unmasked_keys(bounds.keys),
             self.emitter.scope(f"for n0 in range({bounds.low}, {bounds.high}, BLOCK_N):"),
         ):
             self._define("n", "n0 + tl.arange(0, BLOCK_N)[None, :]")
             self._define("nv", "n0 + tl.arange(0, BLOCK_N)[:, None]")
+            if ahead:
+                self._define("nx", "n0 + BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
+                line(f"allowed_next = {self._mask_of('nx')}")
             if 1 in self.described:
                 keys = bind(f"{self.described[1]}.T", "k")
             else:
@@ -239,6 +247,23 @@ class _Attention(AttentionSpace):
             narrow = "" if problem.element == "f32" else f".to({storage_type(problem.element)})"
             line(f"acc = tl.dot(weights{narrow}, {values}, acc{exact})")
             line("best = new_best")
+            if ahead:
+                line("allowed = allowed_next")
+
+    @property
+    def _reads_mask_ahead(self) -> bool:
+        """Whether a block's mask is read while the block before it is worked on: bytes are too narrow for the pipelined copies
+        that keys and values take, so each block would wait for them."""
+        if self.problem.mask is None or self.problem.additive or self._mask_rows > 1:
+            return False
+        with self.emitter.rehearsal(Writer(), self.emitter.on_reduction):
+            mask = self._mask(self._symbol("n"))
+        return mask.is_load and "n" in mask.depends
+
+    def _mask_of(self, axis: str) -> str:
+        """Source of the mask over the keys of an axis, which is defined anew wherever this stands."""
+        with self.emitter.assuming({}):
+            return self.emitter.tensor(self._mask(self._symbol(axis)))
 
     def _masked_scores(self, scores: str, bounds: _Bounds) -> str:
         """Scores with scale and mask applied; minus infinity where a row must not look."""
@@ -248,7 +273,9 @@ class _Attention(AttentionSpace):
         elif self._is_scaled_first:
             scores = bind(f"{scores} * {problem.scale!r}", "qk")
         tests = []
-        if problem.mask is not None:
+        if self._reads_mask_ahead:
+            tests.append("allowed")
+        elif problem.mask is not None:
             mask = self._mask(self._symbol("n"))
             if problem.additive:
                 scores = bind(f"{scores} + {self.emitter.tensor(mask)}", "qk")

@@ -20,7 +20,7 @@ from topo_opt.structured.index import Expr, const, symbol
 LOG2E = 1.4426950408889634
 SMALLEST_DOT = 16
 """`tl.dot` takes no dimension under this."""
-_POSITIONS = ("row", "n", "nv", "ns")
+_POSITIONS = ("row", "n", "nv", "ns", "nx", "nf")
 """Axes whose offsets may need 64 bits; program numbers and bounds of loops never do."""
 
 
@@ -77,6 +77,9 @@ class AttentionSpace:
             "n": axis("n", problem.keys, self.block_n),
             "nv": axis("nv", problem.keys, self.block_n),
             "ns": axis("ns", problem.keys, self.block_s),
+            # The keys of the block after this one, and of the first block: their mask is read ahead.
+            "nx": Axis("nx", problem.keys, "nx", "nx_mask"),
+            "nf": Axis("nf", problem.keys, "nf", "nf_mask"),
         }
 
     def _symbol(self, name: str) -> Expr:

@@ -84,7 +84,7 @@ class Emitter:
             self._predicate_depends = before_depends
 
     @contextmanager
-    def rehearsal(self, writer: Writer, on_reduction: ReductionHook) -> Iterator[None]:
+    def rehearsal(self, writer: Writer, on_reduction: ReductionHook | None) -> Iterator[None]:
         """What is asked for inside is written to `writer` and not remembered."""
         saved = self.writer, self._memo, self.on_reduction, self._asserted
         self.writer, self._memo, self.on_reduction, self._asserted = writer, [{}], on_reduction, set()
