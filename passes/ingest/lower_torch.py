@@ -9,6 +9,7 @@ from torch_mlir.passmanager import PassManager
 
 from topo_opt.passes.base import Pass, PassFailure
 from topo_opt.passes.ingest.mirrored_reads import move_into_maps
+from topo_opt.passes.ingest.transposed_results import reduce_in_reading_order
 
 # The conversions run singly: torch-mlir's own pipeline ends in a check that refuses the ops we raised. A casts-and-loops pass
 # comes before the ones that make use of what it leaves.
@@ -53,6 +54,7 @@ class LowerTorch(Pass):
             _generalize(module)
             _fold_narrowed_constants(module)
             move_into_maps(module)
+            reduce_in_reading_order(module)
             _run(_AFTER, module)
 
 
