@@ -16,6 +16,7 @@ from topo_opt.codegen.triton.contraction import Contraction, find_all
 from topo_opt.codegen.triton.element_types import compute_type, storage_type
 from topo_opt.codegen.triton.emit import Axis, Complex, Scalar, Value
 from topo_opt.codegen.triton.kernel import Kernel
+from topo_opt.codegen.triton.packed_weights import interleaved, steps_in_an_element
 from topo_opt.codegen.triton.reductions import Combiner, Recognised, recognise
 from topo_opt.codegen.triton.regions import Region
 from topo_opt.codegen.triton.rehearsal import Load, RehearsingEmitter, Request
@@ -59,6 +60,19 @@ class Place:
     indices: tuple[Expr, ...]
 
 
+@dataclass(frozen=True)
+class Block:
+    """The shape of a block of weights, as source, and which of its dimensions is k."""
+
+    shape: tuple[str, ...]
+    k: int
+
+    def of(self, packed: int) -> str:
+        """Source of the shape where `packed` steps of k are one."""
+        sizes = [f"{s} // {packed}" if i == self.k and packed > 1 else s for i, s in enumerate(self.shape)]
+        return f"({', '.join(sizes)})"
+
+
 @dataclass
 class Gemm:
     """One kernel during emission. A form names its axes, then calls `plan` and emits."""
@@ -88,6 +102,8 @@ class Gemm:
             if node.results[0] not in self._updates or operand not in destination(node)
         }
         pointers, self.params = kernel.pointer_params(read)
+        columns = [self.column(part, symbol("n", self.columns)) for part in range(self.parts)]
+        self.packed = steps_in_an_element(graph, pointers, self.contractions, columns)
         self.emitter = RehearsingEmitter(graph, Writer(indent=1), self._axes(), pointers, fast=kernel.fast)
 
     @property
@@ -248,6 +264,10 @@ class Gemm:
         loop = contraction.loop(self.batch_index, accumulator.row, accumulator.column, k)
         return self.emitter.real(value, contraction.node.maps[position].apply(loop))
 
+    def weights(self, accumulator: Accumulator, step: Expr) -> list[Value]:
+        """The larger factor at all steps of k that share an element of memory, the `packed` ones from `step * packed` on."""
+        return [self.operand(accumulator, "right", step * self.packed + j) for j in range(self.packed)]
+
     def statistic_element(self, statistic: Statistic) -> str:
         return self.kernel.graph.values[statistic.node.results[statistic.request[1]]].element
 
@@ -311,6 +331,20 @@ class Gemm:
         if mask and not (value.is_load and k_axis in value.depends):
             source = f"tl.where({mask}, {source}, 0)"
         return source if source.isidentifier() else self.writer.bind(source)
+
+    def packed_factor(
+        self, values: Sequence[Value], mask: str | None, axis: str, axes: set[str], block: Block
+    ) -> str:
+        """As `factor`, of `weights` whose steps lie along `axis`."""
+        parts = [self.factor(v, mask, axis, axes, block.of(self.packed)) for v in values]
+        if self.packed == 1:
+            return parts[0]
+        joined = interleaved(parts)
+        if block.k != len(block.shape) - 1:
+            rank, new = len(block.shape), self.packed.bit_length() - 1
+            order = [*range(block.k + 1), *range(rank, rank + new), *range(block.k + 1, rank)]
+            joined = f"tl.permute({joined}, ({', '.join(map(str, order))}))"
+        return self.writer.bind(f"tl.reshape({joined}, {block.of(1)})")
 
     # -- results ----------------------------------------------------------------------------------------------------
 

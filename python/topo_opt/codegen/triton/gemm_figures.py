@@ -63,7 +63,7 @@ class _Probe(Gemm):
     """Every axis is one block."""
 
     def _axes(self) -> dict[str, Axis]:
-        sizes = {"m": self.m, "n": self.columns, "k": self.k}
+        sizes = {"m": self.m, "n": self.columns, "k": self.k, "kp": self.k // self.packed}
         return {name: Axis(name, size, name) for name, size in sizes.items()} | {
             "b": Axis("b", self.batch, "b", scalar=True)
         }
@@ -75,7 +75,8 @@ class _Probe(Gemm):
         needs = self.emitter.rehearse(lambda: self.store_all(places, ("m", "n"), ""))
         products = [self.accumulator(r, [m]) for r in needs.reductions if self.is_product(r)]
         beside = [r for r in needs.reductions if not self.is_product(r)]
-        right = self.emitter.rehearse(lambda: [self.operand(a, "right", k) for a in products])
+        step = symbol("kp", self.k // self.packed) if self.packed > 1 else k
+        right = self.emitter.rehearse(lambda: [self.weights(a, step) for a in products])
         left = self.emitter.rehearse(lambda: [self.operand(a, "left", k) for a in products])
         early, late = self.order([*right.reductions, *left.reductions], beside, k)
         statistics = [s for level in [*early, late] for s in level]
@@ -90,7 +91,7 @@ class _Probe(Gemm):
             self.k,
             max(len(products), 1),
             self.element,
-            sum(size * min(step, 1.0) for size, step in steps) or element_bytes(self.element),
+            sum(size * min(step, 1.0) for size, step in steps) / self.packed or element_bytes(self.element),
             sum(size * min(step, 1.0) for size, step in map(self._step, rows.loads)),
             all(step <= 1.0 for _, step in steps),
             len(statistics),
@@ -102,8 +103,9 @@ class _Probe(Gemm):
         number, indices = load
         info = self.kernel.graph.values[number]
         position = strided(indices, contiguous_strides(info.shape or ()))
-        moves = [c / getattr(a, "divisor", 1) for a, c in position.terms if "k" in a.symbols()]
-        whole = all(isinstance(a, Symbol) for a, _ in position.terms if "k" in a.symbols())
+        along = [(a, c) for a, c in position.terms if a.symbols() & {"k", "kp"}]
+        moves = [c / getattr(a, "divisor", 1) for a, c in along]
+        whole = all(isinstance(a, Symbol) for a, _ in along)
         return float(element_bytes(info.element)), abs(moves[0]) if moves and (
             whole or len(moves) == 1
         ) else 0.0

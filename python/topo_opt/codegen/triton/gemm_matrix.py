@@ -12,14 +12,14 @@ of these is taken apart in the end: its operand is then a plain block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from topo_opt.codegen.kernel_source import KernelSource, Param, Scratch
 from topo_opt.codegen.triton import arrivals
 from topo_opt.codegen.triton.element_types import dot_precision
 from topo_opt.codegen.triton.emit import Axis
-from topo_opt.codegen.triton.gemm_base import Accumulator, Gemm, Place
+from topo_opt.codegen.triton.gemm_base import Accumulator, Block, Gemm, Place
 from topo_opt.codegen.triton.gemm_descriptors import BlockAxis, Operand, describe
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.index import Expr, symbol
@@ -59,7 +59,7 @@ class Matrix(Gemm):
             "n": self.axis("n", self.columns, tile["n"]),
             "nw": self.axis("nw", self.n, 2 * tile["n"]),
             "ka": self.axis("ka", self.k, tile["k"]),
-            "kb": self.axis("kb", self.k, tile["k"]),
+            "kb": self.axis("kb", self.k // self.packed, tile["k"] // self.packed),
             "b": Axis("b", self.batch, "b", scalar=True),
         }
 
@@ -145,7 +145,8 @@ class Matrix(Gemm):
             for position, side in enumerate(_SIDES):
                 if not all(both[position] for both in described):
                     axis, places_in_k = _K_AXES[side]
-                    self.define(axis, f"k0 + tl.arange(0, BLOCK_K){places_in_k}")
+                    divided = f" // {self.packed}" if side == "right" and self.packed > 1 else ""
+                    self.define(axis, f"k0{divided} + tl.arange(0, BLOCK_K{divided}){places_in_k}")
             loaded: dict[Operand, str] = {}
             for product, both in zip(products, described):
                 left, right = (self._factor(product, s, d, loaded) for s, d in zip(_SIDES, both))
@@ -240,10 +241,13 @@ class Matrix(Gemm):
                 loaded[described] = self.writer.bind(described.load(name))
             return loaded[described]
         axis, other = _K_AXES[side][0], self._other_axis(product, side)
-        shape = "(BLOCK_M, BLOCK_K)" if side == "left" else f"(BLOCK_K, {product.columns})"
-        position, value = product.first.contraction.operand(side)
-        found = self.emitter.real(value, self._indices(product, side, position))
-        return self.factor(found, self.emitter.axes[axis].mask, axis, {other, axis}, shape)
+        mask, first = self.emitter.axes[axis].mask, product.first
+        if side == "left":
+            found = self.operand(first, side, symbol(axis, self.k))
+            return self.factor(found, mask, axis, {other, axis}, "(BLOCK_M, BLOCK_K)")
+        asked = replace(first, column=symbol("nw", self.n)) if product.joined else first
+        weights = self.weights(asked, symbol(axis, self.k // self.packed))
+        return self.packed_factor(weights, mask, axis, {other, axis}, Block(("BLOCK_K", product.columns), 0))
 
     def _other_axis(self, product: _Product, side: str) -> str:
         """The axis of an operand beside k."""

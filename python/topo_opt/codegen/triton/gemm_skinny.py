@@ -22,7 +22,7 @@ from topo_opt.codegen.kernel_source import KernelSource, Scratch
 from topo_opt.codegen.triton import arrivals
 from topo_opt.codegen.triton.element_types import compute_type, dot_precision, signature_type
 from topo_opt.codegen.triton.emit import Axis
-from topo_opt.codegen.triton.gemm_base import Gemm, Place, Statistic
+from topo_opt.codegen.triton.gemm_base import Block, Gemm, Place, Statistic
 from topo_opt.codegen.triton.kernel import next_power_of_two
 from topo_opt.codegen.triton.reductions import Combiner
 from topo_opt.errors import UnsupportedError
@@ -45,8 +45,9 @@ class _Shapes:
     n: str
     m: str
     weights_k: str
+    """With `{k}` for the size of a block (or slice) of k."""
     rows_k: str
-    weights: str
+    weights: Block
     rows: str
     sums: str
     """Of what products are added to."""
@@ -61,9 +62,9 @@ class _Shapes:
 _FLAT = _Shapes(
     n="[:, None]",
     m="[None, :]",
-    weights_k="tl.arange(0, BLOCK_K)[None, :]",
+    weights_k="tl.arange(0, {k})[None, :]",
     rows_k="tl.arange(0, BLOCK_K)[:, None]",
-    weights="(BLOCK_N, BLOCK_K)",
+    weights=Block(("BLOCK_N", "BLOCK_K"), 1),
     rows="(BLOCK_K, BLOCK_M)",
     sums="(BLOCK_N, BLOCK_M)",
     tile="(BLOCK_N, BLOCK_M)",
@@ -74,9 +75,9 @@ _FLAT = _Shapes(
 _SLICED = _Shapes(
     n="[None, :, None]",
     m="[None, None, :]",
-    weights_k="(tl.arange(0, SLICES)[:, None, None] * SLICE_K + tl.arange(0, SLICE_K)[None, None, :])",
+    weights_k="(tl.arange(0, SLICES)[:, None, None] * {k} + tl.arange(0, {k})[None, None, :])",
     rows_k="(tl.arange(0, SLICES)[:, None, None] * SLICE_K + tl.arange(0, SLICE_K)[None, :, None])",
-    weights="(SLICES, BLOCK_N, SLICE_K)",
+    weights=Block(("SLICES", "BLOCK_N", "SLICE_K"), 2),
     rows="(SLICES, SLICE_K, BLOCK_M)",
     sums="(SLICES, BLOCK_N, BLOCK_M)",
     tile="(1, BLOCK_N, BLOCK_M)",
@@ -129,7 +130,11 @@ class Skinny(Gemm):
     """A block of columns and a share of k a program, all rows."""
 
     def _axes(self) -> dict[str, Axis]:
-        k = [self.axis(name, self.k, self.tile["k"]) for name in ("kw0", "kx0", "kw", "kx", "ks")]
+        packed = {"kw0": self.packed, "kw": self.packed}
+        k = [
+            self.axis(name, self.k // packed.get(name, 1), self.tile["k"] // packed.get(name, 1))
+            for name in ("kw0", "kx0", "kw", "kx", "ks")
+        ]
         return {
             "n": self.axis("n", self.columns, self.tile["n"]),
             "m": self.axis("m", self.m, padded_rows(self.m)),
@@ -229,7 +234,11 @@ class Skinny(Gemm):
     def _define_block(self, steps: _Steps, start: str) -> None:
         offset = "" if start == "0" else f"{start} + "
         if steps.weights:
-            self.define(steps.weights, f"{offset}{self._shapes.weights_k}")
+            divided = f" // {self.packed}" if self.packed > 1 else ""
+            before = f"{start}{divided} + " if offset else ""
+            size = "SLICE_K" if self._slices > 1 else "BLOCK_K"
+            size = f"({size}{divided})" if divided else size
+            self.define(steps.weights, before + self._shapes.weights_k.format(k=size))
         self.define(steps.rows, f"{offset}{self._shapes.rows_k}")
 
     @property
@@ -252,11 +261,11 @@ class Skinny(Gemm):
         axes = self.emitter.axes
         found = []
         for accumulator in self._accumulators:
-            right = self.operand(accumulator, "right", symbol(steps.weights, self.k))
+            right = self.weights(accumulator, symbol(steps.weights, self.k // self.packed))
             left = self.operand(accumulator, "left", symbol(steps.rows, self.k))
             found.append(
                 (
-                    self.factor(right, axes[steps.weights].mask, steps.weights, {"n", steps.weights}, self._shapes.weights),
+                    self.packed_factor(right, axes[steps.weights].mask, steps.weights, {"n", steps.weights}, self._shapes.weights),
                     self.factor(left, axes[steps.rows].mask, steps.rows, {"m", steps.rows}, self._shapes.rows),
                 )
             )  # fmt: skip

@@ -31,10 +31,12 @@ AHEAD_REGISTERS = 64
 
 @dataclass(frozen=True)
 class _Block:
-    """A block of k: its indices, and the axis that masks the last one."""
+    """A block of k: its indices, and the axis that masks the last one; both again where the packed steps are one."""
 
     k: Expr
     axis: str
+    step: Expr
+    packed_axis: str
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Vector(Gemm):
             **{f"n{r}": self.axis(f"n{r}", self.columns, step) for r in range(self._repeat)},
             "k": Axis("k", block, "k"),
             "kt": Axis("kt", self.k % block, "k", "k_mask"),
+            "kp": Axis("kp", block // self.packed, "kp"),
+            "kpt": Axis("kpt", self.k % block // self.packed, "kp", "kp_mask"),
             "kc": Axis("kc", self.k, "kc", scalar=True),
             "b": Axis("b", self.batch, "b", scalar=True),
         }
@@ -76,9 +80,9 @@ class Vector(Gemm):
         self._first = columns[0]
         asked = [self._reductions(c) for c in columns]
         epilogue = list(dict.fromkeys(r for a in asked for r in a if not self.is_product(r)))
-        first = self._blocks[0].k
+        first = self._blocks[0]
         operands = self.emitter.rehearse(lambda: [self._factors(c, first) for c in columns]).reductions
-        before, self._beside = self.order(operands, epilogue, first)
+        before, self._beside = self.order(operands, epilogue, first.k)
         self._request_early(columns)
         for level in before:
             self._reduce(level)
@@ -102,12 +106,26 @@ class Vector(Gemm):
         line("k = tl.arange(0, BLOCK_K)[None, :]")
         if self.k % self.tile["k"]:
             line(f"k_mask = k < {self.k % self.tile['k']}")
+        if self.packed > 1:
+            line(f"kp = tl.arange(0, BLOCK_K // {self.packed})[None, :]")
+            if self.k % self.tile["k"]:
+                line(f"kp_mask = kp < {self.k % self.tile['k'] // self.packed}")
 
     def _make_blocks(self) -> list[_Block]:
         block = self.tile["k"]
         full, rest = divmod(self.k, block)
-        found = [_Block(symbol("k", block) + i * block, "k") for i in range(full)]
-        return found + ([_Block(symbol("kt", rest) + full * block, "kt")] if rest else [])
+        found = [self._block(i * block) for i in range(full)]
+        return found + ([self._block(full * block, rest)] if rest else [])
+
+    def _block(self, start: Expr | int, rest: int = 0) -> _Block:
+        """A block of k from `start` on, whole or with the last `rest` steps."""
+        size, packed = rest or self.tile["k"], self.packed
+        plain, together = ("kt", "kpt") if rest else ("k", "kp")
+        k = symbol(plain, size) + start
+        if packed == 1:
+            return _Block(k, plain, k, plain)
+        first = start // packed
+        return _Block(k, plain, symbol(together, size // packed) + first, together)
 
     @property
     def _looped(self) -> bool:
@@ -122,8 +140,8 @@ class Vector(Gemm):
         step, rounds = GROUP * block, self.k // (GROUP * block)
         emit(self._blocks[:GROUP])
         with self.emitter.scope(f"for kc in range({step}, {rounds * step}, {step}):"):
-            start = symbol("kc", (rounds - 1) * step + 1) + symbol("k", block)
-            emit([_Block(start + i * block, "k") for i in range(GROUP)])
+            start = symbol("kc", (rounds - 1) * step + 1)
+            emit([self._block(start + i * block) for i in range(GROUP)])
         if rest := self._blocks[rounds * GROUP :]:
             emit(rest)
 
@@ -142,13 +160,13 @@ class Vector(Gemm):
     def _reductions(self, columns: _Columns) -> list[Request]:
         return self.emitter.rehearse(lambda: self._store(columns)).reductions
 
-    def _factors(self, columns: _Columns, k: Expr) -> list[tuple[Value, Value]]:
-        return [(self.operand(a, "right", k), self.operand(a, "left", k)) for a in columns.accumulators]
+    def _factors(self, columns: _Columns, block: _Block) -> list[tuple[list[Value], Value]]:
+        return [(self.weights(a, block.step), self.operand(a, "left", block.k)) for a in columns.accumulators]
 
     def _weights(self, columns: _Columns, block: _Block) -> list[Load]:
         """Loads for the larger factors."""
         return self.emitter.rehearse(
-            lambda: [self.operand(a, "right", block.k) for a in columns.accumulators]
+            lambda: [self.weights(a, block.step) for a in columns.accumulators]
         ).loads
 
     @property
@@ -168,7 +186,7 @@ class Vector(Gemm):
         blocks = self._blocks[:GROUP] if self._looped else self._blocks
         steps = [(c, b) for c in columns for b in blocks][: self._ahead]
         early = [load for c, b in steps for load in self._weights(c, b)]
-        rows = self.emitter.rehearse(lambda: [self._factors(c, b.k) for c, b in steps]).loads
+        rows = self.emitter.rehearse(lambda: [self._factors(c, b) for c, b in steps]).loads
         late = self.emitter.rehearse(lambda: self._store(*columns)).loads
         if self.pdl:
             fixed = self.immutable
@@ -198,7 +216,7 @@ class Vector(Gemm):
             return
         for found in columns:
             for accumulator in found.accumulators:
-                self._start(self._name(accumulator.request), "tl.zeros((BLOCK_N, BLOCK_K), tl.float32)")
+                self._start(self._name(accumulator.request), f"tl.zeros({self._shape}, tl.float32)")
             if found is columns[0]:
                 self._start_statistics(self._beside)
             self._groups(partial(self._products, found))
@@ -217,11 +235,14 @@ class Vector(Gemm):
         for number, (columns, block) in enumerate(steps):
             for later in steps[number + ahead : number + ahead + 1]:
                 self.load_now(self._weights(*later))
-            for accumulator, (right, left) in zip(columns.accumulators, self._factors(columns, block.k)):
-                product = f"{self._masked(right, block)} * {self._masked(left, block)}"
-                if not {columns.axis, block.axis} <= self._spread(right, block) | self._spread(left, block):
-                    product = f"tl.broadcast_to({product}, (BLOCK_N, BLOCK_K))"
-                self._accumulate(self._name(accumulator.request), product, "{} + {}")
+            for accumulator, (weights, left) in zip(columns.accumulators, self._factors(columns, block)):
+                axis, name = block.packed_axis, self._name(accumulator.request)
+                sources = [self._masked(right, axis) for right in weights]
+                for right, source, (row, spread) in zip(weights, sources, self._rows(left, block)):
+                    product = f"{source} * {row}"
+                    if not {columns.axis, axis} <= self._spread(right, axis) | spread:
+                        product = f"tl.broadcast_to({product}, {self._shape})"
+                    self._accumulate(name, product, "{} + {}")
             if columns is self._first:
                 for statistic in self._beside:
                     self._accumulate_statistic(statistic, block)
@@ -239,6 +260,26 @@ class Vector(Gemm):
     def _store(self, *columns: _Columns) -> None:
         for block in columns:
             self.store_all(block.places, (block.axis,), "(BLOCK_N, 1)")
+
+    @property
+    def _shape(self) -> str:
+        """Of what products are added to."""
+        return f"(BLOCK_N, BLOCK_K // {self.packed})" if self.packed > 1 else "(BLOCK_N, BLOCK_K)"
+
+    def _rows(self, left: Value, block: _Block) -> list[tuple[str, frozenset[str]]]:
+        """What each of the packed steps is multiplied with, and the axes that it spans."""
+        source, spread = self._masked(left, block.axis), self._spread(left, block.axis)
+        if self.packed == 1 or block.axis not in spread:
+            return [(source, spread)] * self.packed
+        halves = ", ".join(["2"] * (self.packed.bit_length() - 1))
+        parts = [f"tl.reshape({source}, (1, BLOCK_K // {self.packed}, {halves}))"]
+        while len(parts) < self.packed:
+            names = [(self.writer.fresh("x"), self.writer.fresh("x")) for _ in parts]
+            for part, (even, odd) in zip(parts, names):
+                self.writer.line(f"{even}, {odd} = tl.split({part})")
+            # The last dimension is the last bit of the step, so that the parts of the first split come first.
+            parts = [even for even, _ in names] + [odd for _, odd in names]
+        return [(part, spread - {block.axis} | {block.packed_axis}) for part in parts]
 
     # -- accumulators -----------------------------------------------------------------------------------------------
 
@@ -267,8 +308,8 @@ class Vector(Gemm):
 
     def _accumulate_statistic(self, statistic: Statistic, block: _Block) -> None:
         value = self.term(statistic, block.k)
-        source = self._masked(value, block, statistic.combiner.identity)
-        if block.axis not in self._spread(value, block):
+        source = self._masked(value, block.axis, statistic.combiner.identity)
+        if block.axis not in self._spread(value, block.axis):
             source = f"tl.broadcast_to({source}, (1, BLOCK_K))"
         self._accumulate(self._name(statistic.request), source, statistic.combiner.combine("{}", "{}"))
 
@@ -276,12 +317,12 @@ class Vector(Gemm):
         total = self.writer.bind(statistic.combiner.reduce(self._name(statistic.request)))
         self.seed_statistic(statistic, total, ())
 
-    def _masked(self, value: Value, block: _Block, neutral: str = "0.0") -> str:
+    def _masked(self, value: Value, axis: str, neutral: str = "0.0") -> str:
         """Source of a value that is neutral past the end of k."""
-        source, mask = self.emitter.tensor(value), self.emitter.axes[block.axis].mask
-        zero = value.is_load and block.axis in value.depends and neutral in ("0", "0.0")
+        source, mask = self.emitter.tensor(value), self.emitter.axes[axis].mask
+        zero = value.is_load and axis in value.depends and neutral in ("0", "0.0")
         return self.writer.bind(f"tl.where({mask}, {source}, {neutral})") if mask and not zero else source
 
-    def _spread(self, value: Value, block: _Block) -> frozenset[str]:
+    def _spread(self, value: Value, axis: str) -> frozenset[str]:
         """Axes that the source of a masked value spans."""
-        return value.depends | ({block.axis} if self.emitter.axes[block.axis].mask else frozenset())
+        return value.depends | ({axis} if self.emitter.axes[axis].mask else frozenset())
