@@ -10,6 +10,7 @@ from kernel_check import check_kernels
 from torch_mlir import ir
 
 from topo_opt import reference
+from topo_opt.codegen.triton import tiles
 from topo_opt.frontend.ingest import structured_module
 from topo_opt.pipeline import levels
 from topo_opt.pipeline.run import run as run_pipeline
@@ -68,3 +69,18 @@ def test_flips_cost_no_kernel(function):
         (checked,) = check_kernels(module)
     (ours,), (expected,) = checked.ours, checked.expected
     assert (ours - expected).abs().max() <= 1e-6 * max(expected.abs().max().item(), 1.0)
+
+
+def test_sums_over_many_blocks_stay_exact(monkeypatch):
+    """A sum's error does not grow with the blocks before it, and infinities stay what they are."""
+    monkeypatch.setattr(tiles, "ELEMENTS", 16)
+    x = torch.rand(2, 16 * 100 + 5, generator=torch.Generator().manual_seed(2)) + 1
+    x[1, 900] = float("inf")
+    module = structured_module(lambda x: x.cumsum(1), (x,))
+    with module.context, ir.Location.unknown():
+        run_pipeline(levels.pipeline(2, ("schedule", "lower")), module)
+        (checked,) = check_kernels(module, lambda kind, generator: x)
+    (ours,), exact = checked.ours, x.double().cumsum(1)
+    assert torch.equal(torch.isinf(ours), torch.isinf(exact)) and not ours.isnan().any()
+    ulp = torch.finfo(torch.float32).eps * exact[0]
+    assert ((ours[0] - exact[0]).abs() / ulp).max() <= 2

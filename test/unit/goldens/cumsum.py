@@ -32,11 +32,17 @@ def k_scan_cf4417fbf1(in0, out0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     gdc_wait()
     x = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
     carry = tl.full((XBLOCK, 1), 0.0, tl.float32)
+    lost = tl.full((XBLOCK, 1), 0.0, tl.float32)
     for r0 in range(0, 4096, RBLOCK):
         r = r0 + tl.arange(0, RBLOCK)[None, :]
         i1 = x * 4096 + r
         a2 = tl.load(in0 + i1)
         term = tl.broadcast_to(a2, (XBLOCK, RBLOCK)).to(tl.float32)
-        scanned = carry + tl.associative_scan(term, 1, _add)
-        carry = carry + tl.sum(term, axis=1)[:, None].to(tl.float32)
+        scanned = carry + (lost + tl.associative_scan(term, 1, _add))
+        block = tl.sum(term, axis=1)[:, None].to(tl.float32) + lost
+        moved = carry + block
+        kept = moved - carry
+        lost = (carry - (moved - kept)) + (block - kept)
+        lost = tl.where(lost == lost, lost, 0.0)
+        carry = moved
         tl.store(out0 + i1, scanned)

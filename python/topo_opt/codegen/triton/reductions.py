@@ -30,6 +30,11 @@ class Combiner:
         """The jit function of the prelude that combines two values."""
         return self.function or "_add"
 
+    @property
+    def is_float_sum(self) -> bool:
+        """Whether it adds numbers that are rounded."""
+        return self.symbol == "+" and self.identity == "0.0"
+
     def combine(self, a: str, b: str) -> str:
         if self.function is None:
             return f"{a} + {b}"

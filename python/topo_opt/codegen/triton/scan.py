@@ -3,6 +3,9 @@
 What computes the scanned elements is part of the kernel, and so is what is computed from each result, at its place or at
 another one (a flip).
 
+A running sum of floats carries what rounding took from it along (Knuth's two-sum), so that its error does not grow with the
+number of blocks.
+
 `topo.kernel` of this family: `tile` (`x` rows, `r` columns of a block, `warps`).
 """
 
@@ -71,6 +74,8 @@ def lower(kernel: Kernel) -> KernelSource:
     if masks["x"]:
         writer.line(f"x_mask = x < {count}")
     writer.line(f"carry = tl.full((XBLOCK, 1), {combiner.identity}, {compute_type(element)})")
+    if combiner.is_float_sum:
+        writer.line(f"lost = tl.full((XBLOCK, 1), 0.0, {compute_type(element)})")
     rows = delinearize(symbol("x", count), outer)
     indices = [*rows[:axis], symbol("r", length), *rows[axis:]]
     with emitter.scope(f"for r0 in range(0, {length}, RBLOCK):"):
@@ -81,12 +86,7 @@ def lower(kernel: Kernel) -> KernelSource:
         writer.line(f"term = tl.broadcast_to({term}, (XBLOCK, RBLOCK)).to({compute_type(element)})")
         if masks["r"]:
             writer.line(f"term = tl.where(r_mask, term, {combiner.identity})")
-        writer.line(
-            f"scanned = {combiner.combine('carry', f'tl.associative_scan(term, 1, {combiner.function_name})')}"
-        )
-        writer.line(
-            f"carry = {combiner.combine('carry', combiner.reduce('term'))}.to({compute_type(element)})"
-        )
+        _advance(writer, combiner, compute_type(element))
         emitter.seeds[(node.results[0], tuple(indices))] = Value("scanned", element, frozenset(("x", "r")))
         reached = forward_indices(graph, node.results[0], indices)
         for position, value in enumerate(graph.returns):
@@ -108,6 +108,23 @@ def lower(kernel: Kernel) -> KernelSource:
         pdl=kernel.pdl,
         family="scan",
     )
+
+
+def _advance(writer: Writer, combiner: Combiner, kind: str) -> None:
+    """Scans the block `term` on from `carry` and takes it into `carry`; `kind` is the type both are computed in."""
+    inside = f"tl.associative_scan(term, 1, {combiner.function_name})"
+    block = f"{combiner.reduce('term')}.to({kind})"
+    if not combiner.is_float_sum:
+        writer.line(f"scanned = {combiner.combine('carry', inside)}")
+        writer.line(f"carry = {combiner.combine('carry', block)}")
+        return
+    writer.line(f"scanned = carry + (lost + {inside})")
+    writer.line(f"block = {block} + lost")
+    writer.line("moved = carry + block")
+    writer.line("kept = moved - carry")
+    writer.line("lost = (carry - (moved - kept)) + (block - kept)")
+    writer.line("lost = tl.where(lost == lost, lost, 0.0)")  # sums that are infinite
+    writer.line("carry = moved")
 
 
 def _place(shape: tuple[int, ...] | None, scanned: tuple[int, ...], indices: list[Expr] | None) -> list[Expr]:
