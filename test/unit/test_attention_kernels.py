@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch_mlir import ir
 
 from topo_opt.codegen.kernel_source import KernelSource
-from topo_opt.codegen.triton import lower_kernel
+from topo_opt.codegen.triton import attention, lower_kernel
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.dialects import load
 from topo_opt.errors import UnsupportedError
@@ -267,6 +267,14 @@ def test_causal_with_a_mask():
     ours = run(plain(q, k, v, mask, causal=True), [q, k, v, mask], q.shape, q.dtype)
     exact = reference(q, k, v, mask, causal=True)
     assert compare(ours, exact.to(q.dtype), exact).passed
+
+
+@pytest.mark.parametrize("kept, together", [(1 << 24, 6), (2 * 70 * 64, 2), (1, 1)])
+def test_long_rows_of_groups_that_fit_in_l2_come_first(monkeypatch, kept, together):
+    monkeypatch.setattr(attention, "_KEPT_BYTES", kept)
+    q, k, v = qkv(2, 3, 3, 70, 70, 16)
+    source = check(q, k, v, causal=True, tile=dict(m=16, n=32, warps=1, stages=2, pack=1, splits=1, bounds=0))
+    assert f"pid % {together}\n" in source.source
 
 
 @settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -14,8 +14,8 @@ from triton.language.extra import libdevice  # noqa: F401
 @triton.jit
 def k_attention(in0, in1, in2, out0, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
     pid = tl.program_id(0)
-    group = pid // 32
-    row0 = (31 - pid % 32) * BLOCK_M
+    group = pid // 1024 * 32 + pid % 32
+    row0 = (31 - pid % 1024 // 32) * BLOCK_M
     first_row = row0
     last_row = tl.minimum(row0 + BLOCK_M, 2048) - 1
     b = group // 32

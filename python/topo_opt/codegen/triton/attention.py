@@ -27,8 +27,11 @@ from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.access import forward_indices
+from topo_opt.structured.graph import element_bytes
 from topo_opt.structured.index import Expr
 
+_KEPT_BYTES = 16 << 20
+"""Keys and values that programs which take turns may read: a third of an H200's L2."""
 NEVER = 'float("-inf")'
 
 
@@ -101,11 +104,11 @@ class _Attention(AttentionSpace):
     def _define_program(self) -> None:
         line, wide = self.writer.line, ".to(tl.int64)" if self.kernel.wide else ""
         line("pid = tl.program_id(0)")
-        block = "pid" if self.row_blocks == 1 else f"pid % {self.row_blocks}"
         if self.row_blocks > 1:
-            line(f"group = pid // {self.row_blocks}")
-            if self.problem.high:  # blocks with the most keys first
-                block = f"{self.row_blocks - 1} - {block}"
+            group, block = f"pid // {self.row_blocks}", f"pid % {self.row_blocks}"
+            if self.problem.high:
+                group, block = self._longest_first()
+            line(f"group = {group}")
             line(f"row0 = ({block}) * BLOCK_M")
             if self.range.is_bounded and self.pack == 1:
                 line("first_row = row0")
@@ -119,6 +122,20 @@ class _Attention(AttentionSpace):
         self._define("d", "tl.arange(0, BLOCK_D)[None, :]")
         self._define("dk", "tl.arange(0, BLOCK_D)[:, None]")
         self._define("e", "tl.arange(0, BLOCK_E)[None, :]")
+
+    def _longest_first(self) -> tuple[str, str]:
+        """Sources of the group and of the block of rows: where later rows see more keys, the last blocks of many groups come first,
+        so that the machine ends with short ones. So many groups as have their keys and values in L2 take turns."""
+        problem, blocks = self.problem, self.row_blocks
+        groups = problem.batch * self.groups
+        width = element_bytes(problem.element) * (problem.depth + problem.width)
+        most = max(1, _KEPT_BYTES // (problem.keys * width))
+        together = max(n for n in range(1, groups + 1) if groups % n == 0 and n <= most)
+        if together == groups:
+            return f"pid % {groups}", f"{blocks - 1} - pid // {groups}"
+        turn = together * blocks
+        group = f"pid // {turn} * {together} + pid % {together}"
+        return group, f"{blocks - 1} - pid % {turn} // {together}"
 
     def _loops(self) -> list[_Bounds]:
         """The loops over keys. Blocks that every row sees whole need no test; with many rows they have a loop of their own."""
