@@ -65,9 +65,41 @@ def _batch_norm_of_batch(
     b: GraphBuilder, x: fx.Node, weight: Any, bias: Any, training: bool, momentum: float, epsilon: float
 ) -> list[fx.Node] | None:
     """Statistics of the input itself (instance norm)."""
-    value = x.meta["val"]
-    if not training or value.dim() < 2:
+    if not training or x.meta["val"].dim() < 2:
         return None
+    return _normalized(b, x, weight, bias, epsilon)[0]
+
+
+def _batch_norm_in_training(
+    b: GraphBuilder,
+    x: fx.Node,
+    weight: fx.Node | None,
+    bias: fx.Node | None,
+    running_mean: fx.Node,
+    running_variance: fx.Node,
+    training: bool,
+    momentum: float,
+    epsilon: float,
+) -> list[fx.Node] | None:
+    """Statistics of the input, which the running ones move towards; their variance is that of a sample."""
+    value = x.meta["val"]
+    count = value.numel() // value.shape[1] if value.dim() > 1 and 0 not in value.shape else 0
+    if not training or count < 2:
+        return None
+    results, variance = _normalized(b, x, weight, bias, epsilon)
+    seen = b.emit(aten.mul.Tensor, b.emit(aten.view.default, variance, [-1]), count / (count - 1))
+    moved = []
+    for running, new in ((running_mean, results[1]), (running_variance, seen)):
+        kept = b.emit(aten.mul.Tensor, running, 1 - momentum)
+        moved.append(b.emit(aten.add.Tensor, kept, b.emit(aten.mul.Tensor, new, momentum)))
+    return [*results, *moved]
+
+
+def _normalized(
+    b: GraphBuilder, x: fx.Node, weight: fx.Node | None, bias: fx.Node | None, epsilon: float
+) -> tuple[list[fx.Node], fx.Node]:
+    """The normalized input, its mean and the inverse of its deviation by channel; and the variance, with all dimensions."""
+    value = x.meta["val"]
     dims = [d for d in range(value.dim()) if d != 1]
     mean = b.emit(aten.mean.dim, x, dims, True)
     centered = b.emit(aten.sub.Tensor, x, mean)
@@ -79,7 +111,8 @@ def _batch_norm_of_batch(
         result = b.emit(aten.mul.Tensor, result, b.emit(aten.view.default, weight, shape))
     if bias is not None:
         result = b.emit(aten.add.Tensor, result, b.emit(aten.view.default, bias, shape))
-    return [result, b.emit(aten.view.default, mean, [-1]), b.emit(aten.view.default, inverse, [-1])]
+    columns = [b.emit(aten.view.default, v, [-1]) for v in (mean, inverse)]
+    return [result, *columns], variance
 
 
 def _group_norm(
@@ -118,5 +151,6 @@ NORMALIZATION: dict[Any, Callable[..., Any]] = {
     aten._log_softmax.default: _log_softmax,
     aten._native_batch_norm_legit_no_training.default: _batch_norm,
     aten._native_batch_norm_legit.no_stats: _batch_norm_of_batch,
+    aten._native_batch_norm_legit_functional.default: _batch_norm_in_training,
     aten.group_norm.default: _group_norm,
 }
