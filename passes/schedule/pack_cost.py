@@ -4,6 +4,9 @@ A kernel runs its programs in waves over the slots of the machine. Alone, each p
 which most slots may be empty; together they pay one launch, and programs of the next member fill the slots that the one before
 left. `makespan` is the greedy schedule that the hardware makes: programs in order, each to the slot that is free first.
 
+Products of equal rows take the tile of one product of all their columns, whatever tile each would have alone; with few programs
+a core they always go together.
+
 What speaks against it: code for several kernels has the registers and the shared memory of the hungriest one. So kernels that
 fill the machine go together only with their like (same family and form of tile); whatever has at most one program a core may
 join any.
@@ -12,7 +15,7 @@ join any.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch_mlir import ir
@@ -25,6 +28,7 @@ from topo_opt.codegen.triton.target import Target
 from topo_opt.errors import UnsupportedError
 from topo_opt.estimate import work_of
 from topo_opt.topology import Device
+from topo_opt.tuning import joint_products
 
 MAX_MEMBERS = 8
 MANY_WAVES = 4
@@ -60,7 +64,8 @@ class PackCost:
     functions: dict[str, ir.Operation]
     device: Device
     _alone: dict[str, Candidate | None] = field(default_factory=dict)
-    _fitted: dict[tuple[str, str], Candidate | None] = field(default_factory=dict)
+    _fitted: dict[tuple, Candidate | None] = field(default_factory=dict)
+    _tiled: dict[tuple, Candidate | None] = field(default_factory=dict)
     _decided: dict[tuple[str, ...], list[Candidate] | None] = field(default_factory=dict)
 
     def members(self, symbols: Sequence[str]) -> list[Candidate] | None:
@@ -75,12 +80,42 @@ class PackCost:
         if len(symbols) > MAX_MEMBERS or None in alone:
             return None
         known = [c for c in alone if c is not None]
-        host = max(known, key=lambda c: c.program_ns * max(c.waves, 1.0))
-        together = [self._fit(c, host) for c in known]
-        if None in together:
-            return None
-        found = [c for c in together if c is not None]
-        return found if self._pays(known, found) else None
+        for members in self._joint(known):
+            # Their tile is that of one product, so beside the launches nothing changes but the order of programs.
+            few = sum(c.waves for c in members) <= MANY_WAVES
+            if few and all(
+                c.source.family == "gemm" and c.source.pdl == members[0].source.pdl for c in members
+            ):
+                return members
+            if (found := self._together(members)) is not None and self._pays(known, found):
+                return found
+        found = self._together(known)
+        return found if found is not None and self._pays(known, found) else None
+
+    def _together(self, members: Sequence[Candidate]) -> list[Candidate] | None:
+        """The members with tiles that go with the one that takes longest."""
+        host = max(members, key=lambda c: c.program_ns * max(c.waves, 1.0))
+        fitted = [self._fit(c, host) for c in members]
+        found = [c for c in fitted if c is not None]
+        return found if len(found) == len(members) else None
+
+    def _joint(self, alone: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+        """The members, those that are products of equal rows with the tiles that they would have as one product.
+
+        A default tile fills the machine with one product alone. Which form and how many warps that takes must not decide
+        whether products side by side become one launch.
+        """
+        products = [c for c in alone if c.source.family == "gemm"]
+        if len(products) < 2:
+            return
+        calls = [self.functions[c.symbol] for c in products]
+        symbols = list(dict.fromkeys(c.symbol for c in products))
+        each = [self.functions[s] for s in symbols]
+        for tiles in joint_products.tiles(calls, each, Target.of(self.device)):
+            made = {s: self._with_tile(s, tile) for s, tile in zip(symbols, tiles)}
+            if None not in made.values():
+                yield [made.get(c.symbol) or c for c in alone]
+                return
 
     def _pays(self, apart: Sequence[Candidate], together: Sequence[Candidate]) -> bool:
         before = sum(makespan([c]) for c in apart)
@@ -100,7 +135,7 @@ class PackCost:
         return self._alone[symbol]
 
     def _fit(self, member: Candidate, host: Candidate) -> Candidate | None:
-        key = (member.symbol, host.symbol)
+        key = (*_identity(member), *_identity(host))
         if key not in self._fitted:
             self._fitted[key] = self._fitting(member, host)
         return self._fitted[key]
@@ -115,17 +150,19 @@ class PackCost:
         if member.source.num_warps == host.source.num_warps:
             return member
         if member.source.family in _WARPS_ARE_FREE:
-            return self._retiled(member, {**member.tile, "warps": host.source.num_warps})
-        return self._retiled(member, host.tile) if like else None
+            return self._with_tile(member.symbol, {**member.tile, "warps": host.source.num_warps})
+        return self._with_tile(member.symbol, host.tile) if like else None
 
-    def _retiled(self, member: Candidate, tile: Tile) -> Candidate | None:
-        copy = self.functions[member.symbol].clone()
-        try:
-            set_tile(copy.operation, tile)
-            found = self._candidate(member.symbol, copy.operation, tile)
-        finally:
-            copy.operation.erase()
-        return found
+    def _with_tile(self, symbol: str, tile: Tile) -> Candidate | None:
+        key = (symbol, tuple(sorted(tile.items())))
+        if key not in self._tiled:
+            copy = self.functions[symbol].clone()
+            try:
+                set_tile(copy.operation, tile)
+                self._tiled[key] = self._candidate(symbol, copy.operation, tile)
+            finally:
+                copy.operation.erase()
+        return self._tiled[key]
 
     def _candidate(self, symbol: str, function: ir.Operation, tile: Tile) -> Candidate | None:
         try:
@@ -139,6 +176,10 @@ class PackCost:
         slots = cores.count.value * max(1, cores.registers_per_block.value // registers)
         work_ns = work_of(function).floor_ns(self.device) - self.device.launch.replayed_ns.value
         return Candidate(symbol, dict(tile), source, work_ns * slots / source.programs, slots)
+
+
+def _identity(candidate: Candidate) -> tuple:
+    return candidate.symbol, tuple(sorted(candidate.tile.items()))
 
 
 def set_tile(function: ir.Operation, tile: Tile) -> None:

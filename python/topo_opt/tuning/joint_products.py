@@ -8,7 +8,8 @@ from dataclasses import replace
 from torch_mlir import ir
 
 from topo_opt.codegen.triton import gemm_matrix_tiles
-from topo_opt.codegen.triton.gemm_figures import figures_of
+from topo_opt.codegen.triton.gemm_figures import Figures, figures_of
+from topo_opt.codegen.triton.gemm_tiles import few_rows
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.target import Target
 
@@ -25,28 +26,49 @@ def tiles(
         members: each of them once.
     """
     kernels = [Kernel(f, target) for f in members]
-    if any(k.attributes["family"] != "gemm" or "m" not in k.attributes["tile"] for k in kernels):
+    if any(k.attributes["family"] != "gemm" for k in kernels):
         return []
+    forms = {"m" in k.attributes["tile"] for k in kernels}
     figures = [figures_of(k) for k in kernels]
-    first = figures[0]
-    if first.element == "f32" or len({(f.batch, f.m, f.k, f.element) for f in figures}) > 1:
-        return []
     # Both parts of a product lie side by side in a tile: their columns count, and each is half of a block.
     parts = [k.attributes.get("parts", 1) for k in kernels]
-    if any(f.products != p for f, p in zip(figures, parts)):
+    if (
+        len(forms) > 1
+        or len({_work(f) for f in figures}) > 1
+        or any(f.products != p for f, p in zip(figures, parts))
+    ):
         return []
-    position = {f: i for i, f in enumerate(members)}
+    first, position = figures[0], {f: i for i, f in enumerate(members)}
     columns = sum(figures[i].columns * parts[i] for i in (position[c] for c in calls))
     alone = Kernel(members[0], target)
     alone.attributes = {k: v for k, v in alone.attributes.items() if k not in ("parts", "period")}
+    joint = replace(first, columns=columns, products=1, weight_bytes=first.weight_bytes / first.products)
+    if forms == {False}:
+        streamed = [tile for _, tile in few_rows(alone, joint)]
+        split = [[tile | {"n": tile["n"] // p} for p in parts] for tile in streamed]
+        return [tiles for tiles in split if all(t["n"] >= _narrowest(t) for t in tiles)][:_KEPT]
+    if first.element == "f32":
+        return []
     found = []
-    for tile in gemm_matrix_tiles.ordered(alone, replace(first, columns=columns, products=1)):
-        split = [tile | {"n": tile["n"] // p} for p in parts]
+    for tile in gemm_matrix_tiles.ordered(alone, joint):
+        split_tile = [tile | {"n": tile["n"] // p} for p in parts]
         whole = all(
             t["n"] % k.attributes.get("period", 1) == 0
-            for t, k in zip(split, kernels)
+            for t, k in zip(split_tile, kernels)
             if "parts" in k.attributes
         )
         if whole and not tile.keys() & {"persistent", "splits"}:
-            found.append(split)
+            found.append(split_tile)
     return found[:_KEPT]
+
+
+def _work(figures: Figures) -> tuple[object, ...]:
+    """What products must have in common to be one product of all their columns."""
+    f = figures
+    each = f.weight_bytes / f.products
+    return f.batch, f.m, f.k, f.element, each, f.contiguous, f.statistics, f.early_statistics
+
+
+def _narrowest(tile: dict[str, int]) -> int:
+    """Columns that a tile of a form for few rows has at least."""
+    return 1 if "split" not in tile else 8 if "slices" in tile else 16

@@ -97,3 +97,34 @@ func.func @chain(%a: tensor<2x8x4xf32> {topo.kind = "buffer", topo.name = "a"}, 
   %3 = "topo.index_update"(%2, %x, %at) {dim = 1 : i64} : (tensor<2x8x4xf32>, tensor<2x1x4xf32>, tensor<1xi64>) -> tensor<2x8x4xf32>
   return %1, %3 : tensor<2x8x4xf32>, tensor<2x8x4xf32>
 }
+
+// -----
+
+// Products of one value have one launch whatever tiles each of them would have alone, with one tile for all.
+
+// CHECK-LABEL: func.func @query_key_value
+// CHECK-NEXT:    %[[R:.*]]:3 = call @[[PACK:k_pack_[0-9a-f]+]](%arg0, %arg1, %arg2, %arg3)
+// CHECK-NEXT:    return %[[R]]#0, %[[R]]#1, %[[R]]#2
+// CHECK-DAG:   func.func private @[[WIDE:k_gemm_[0-9a-f_]+]](%arg0: {{.*}}, %arg1: tensor<2048x2048xbf16>) {{.*}} tile = [[TILE:{[^}]*}]]
+// CHECK-DAG:   func.func private @[[NARROW:k_gemm_[0-9a-f_]+]](%arg0: {{.*}}, %arg1: tensor<512x2048xbf16>) {{.*}} tile = [[TILE]]
+// CHECK:       func.func private @[[PACK]]
+// CHECK-NEXT:    call @[[WIDE]](%arg0, %arg1)
+// CHECK-NEXT:    call @[[NARROW]](%arg0, %arg2)
+// CHECK-NEXT:    call @[[NARROW]](%arg0, %arg3)
+#rows = affine_map<(m, n, k) -> (m, k)>
+#weights = affine_map<(m, n, k) -> (n, k)>
+#result = affine_map<(m, n, k) -> (m, n)>
+func.func @query_key_value(%x: tensor<32x2048xbf16> {topo.kind = "input", topo.name = "x"},
+                           %q: tensor<2048x2048xbf16> {topo.kind = "param", topo.name = "q"},
+                           %k: tensor<512x2048xbf16> {topo.kind = "param", topo.name = "k"},
+                           %v: tensor<512x2048xbf16> {topo.kind = "param", topo.name = "v"}) -> (tensor<32x2048xf32>, tensor<32x512xf32>, tensor<32x512xf32>) {
+  %zero = arith.constant 0.0 : f32
+  %e0 = tensor.empty() : tensor<32x2048xf32>
+  %i0 = linalg.fill ins(%zero : f32) outs(%e0 : tensor<32x2048xf32>) -> tensor<32x2048xf32>
+  %0 = linalg.contract indexing_maps = [#rows, #weights, #result] ins(%x, %q : tensor<32x2048xbf16>, tensor<2048x2048xbf16>) outs(%i0 : tensor<32x2048xf32>) -> tensor<32x2048xf32>
+  %e1 = tensor.empty() : tensor<32x512xf32>
+  %i1 = linalg.fill ins(%zero : f32) outs(%e1 : tensor<32x512xf32>) -> tensor<32x512xf32>
+  %1 = linalg.contract indexing_maps = [#rows, #weights, #result] ins(%x, %k : tensor<32x2048xbf16>, tensor<512x2048xbf16>) outs(%i1 : tensor<32x512xf32>) -> tensor<32x512xf32>
+  %2 = linalg.contract indexing_maps = [#rows, #weights, #result] ins(%x, %v : tensor<32x2048xbf16>, tensor<512x2048xbf16>) outs(%i1 : tensor<32x512xf32>) -> tensor<32x512xf32>
+  return %0, %1, %2 : tensor<32x2048xf32>, tensor<32x512xf32>, tensor<32x512xf32>
+}
