@@ -1,6 +1,7 @@
 """Packs: the source of several kernels as one, when it pays, and which kernels may go together."""
 
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
@@ -84,6 +85,8 @@ def test_members_get_their_own_programs_scratch_and_results(monkeypatch):
     made = packed(body.replace("; ", "\n"), "%0, %1, %2", sources, monkeypatch)
     assert not made.problems() and made.grid == (72, 1, 1) and len(made.scratch) == 3
     assert made.source.count("def a(") == 1
+    # Both calls of a are one piece of code, with their arguments chosen.
+    assert made.source.count("which = pid // 24") == 1 and len(re.findall(r"^ +a\(", made.source, re.M)) == 1
     kernel_scan.check(made.source.encode(), "p.py")
     x, y = torch.randn(96), torch.randn(96)
     out = [torch.empty(96) for _ in range(3)]

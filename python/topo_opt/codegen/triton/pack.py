@@ -3,6 +3,10 @@
     @k_pack(%x, %a, %b) { %0 = call @k_gemm_1(%x, %a); %1 = call @k_gemm_2(%x, %b); return %0, %1 }
         -->  if pid < 64: k_gemm_1(pid, ...)  else: k_gemm_2(pid - 64, ...)
 
+Members that are one function share a range and the code, with their arguments chosen by the number of the member:
+
+    which = pid // 64;  of_in1 = in1;  if which == 1: of_in1 = in2;  k_gemm_1(pid % 64, in0, of_in1, ...)
+
 The source holds the function of each member as its own family wrote it, with its program numbers as parameters. So a member
 does exactly what it does alone, and it waits for the kernel before it where it would alone: each program runs one member.
 
@@ -102,19 +106,27 @@ class _Pack:
 
     def lower(self) -> KernelSource:
         kernel = self.kernel
-        calls = [self._call(n) for n in range(len(self.members))]
+        alike: dict[str, list[int]] = {}
+        for n, source in enumerate(self.sources):
+            alike.setdefault(source.name, []).append(n)
         lines = ["    pid = tl.program_id(0)"]
         start = 0
-        for n, (source, call) in enumerate(zip(self.sources, calls)):
-            end = start + source.programs
-            test = "else:" if n == len(calls) - 1 else f"{'if' if n == 0 else 'elif'} pid < {end}:"
-            lines += [f"    {test}", f"        {call.format(pid=f'(pid - {start})' if start else 'pid')}"]
+        for number, group in enumerate(alike.values()):
+            end = start + self.sources[group[0]].programs * len(group)
+            indent = "    "
+            if len(alike) > 1:
+                test = (
+                    "else:" if number == len(alike) - 1 else f"{'if' if number == 0 else 'elif'} pid < {end}:"
+                )
+                lines.append(f"    {test}")
+                indent += "    "
+            lines += [indent + line for line in self._call(group, f"(pid - {start})" if start else "pid")]
             start = end
         params = tuple(self.params.values())
         signature = ", ".join([p.name for p in params] + [f"{c}: tl.constexpr" for c in self.constexprs])
         entry = "\n".join([f"@triton.jit\ndef {kernel.name}({signature}):", *lines]) + "\n"
         # A member may come several times; its function stands there once.
-        functions = {s.name: _as_member(s, s.name) for s in self.sources}
+        functions = {s.name: _as_member(s, s.name, alone=len(alike) == 1) for s in self.sources}
         body = "\n\n".join([*functions.values(), entry])
         return KernelSource(
             name=kernel.name,
@@ -129,28 +141,54 @@ class _Pack:
             family="pack",
         )
 
-    def _call(self, number: int) -> str:
-        """Source of the call of a member, with `{pid}` for its first program."""
+    def _call(self, group: Sequence[int], pid: str) -> list[str]:
+        """Lines that run the members `group`, which are one function, by programs from `pid` on.
+
+        Where they differ in an argument, it is chosen by the member's number: code that stands there once needs registers and
+        shared memory once.
+        """
+        source = self.sources[group[0]]
+        arguments = [self._arguments(n) for n in group]
+        lines = []
+        if len(group) > 1:
+            lines += [f"which = {pid} // {source.programs}", f"member_pid = {pid} % {source.programs}"]
+            pid = "member_pid"
+        passed = [n.format(pid=pid) for n in _program_numbers(source)]
+        for param, names in zip(source.params, zip(*arguments)):
+            if len(set(names)) == 1:
+                passed.append(names[0])
+                continue
+            chosen = f"of_{param.name}"
+            lines.append(f"{chosen} = {names[0]}")
+            for other, name in enumerate(names[1:], start=1):
+                if name != names[0]:
+                    lines += [f"if which == {other}:", f"    {chosen} = {name}"]
+            passed.append(chosen)
+        for name, value in source.constexprs.items():
+            self.constexprs[f"M{group[0]}_{name}"] = value
+            passed.append(f"M{group[0]}_{name}")
+        return [*lines, f"{source.name}({', '.join(passed)})"]
+
+    def _arguments(self, number: int) -> list[str]:
+        """The pack's parameters for those of a member."""
         source, member = self.sources[number], self.members[number]
         first_scratch = len(self.scratch)
         self.scratch += source.scratch
-        arguments = _program_numbers(source)
+        found = []
         for p in source.params:
             index = {
                 "arg": member.arguments[p.index] if p.kind == "arg" else 0,
                 "result": member.first_result + p.index,
                 "scratch": first_scratch + p.index,
             }[p.kind]
-            arguments.append(self._param(p, index, number).name)
-        for name, value in source.constexprs.items():
-            self.constexprs[f"M{number}_{name}"] = value
-            arguments.append(f"M{number}_{name}")
-        return f"{source.name}({', '.join(arguments)})"
+            found.append(self._param(p, index, number).name)
+        return found
 
     def _param(self, param: Param, index: int, number: int) -> Param:
-        """The pack's own parameter; members that see the same memory as the same pointer share it."""
+        """The pack's own parameter; members that see the same memory in the same way share it."""
         shared = param.descriptor is None
-        key = (param.kind, index, param.dtype, None if shared else number, None if shared else param.name)
+        described = tuple((k, tuple(v)) for k, v in sorted((param.descriptor or {}).items()))
+        key = (param.kind, index, param.dtype, described)
         if key not in self.params:
             prefix = {"arg": "in", "result": "out", "scratch": "scratch"}[param.kind]
             name = f"{prefix}{index}" if shared else f"m{number}_{param.name}"
@@ -195,14 +233,15 @@ def _functions(source: KernelSource) -> dict[str, str]:
     return found
 
 
-def _as_member(source: KernelSource, name: str) -> str:
+def _as_member(source: KernelSource, name: str, alone: bool = False) -> str:
     """The function of a kernel with its program numbers as leading parameters.
 
     One that pipelines its loads is called, not inlined: Triton gives the buffers of exclusive branches memory of their own,
-    but those of functions that are called one at a time the same memory.
+    but those of functions that are called one at a time the same memory. Where it is the only function (`alone`), that is no
+    matter.
     """
     text = _main(source)
-    if source.num_stages > 1:
+    if source.num_stages > 1 and not alone:
         text = text.replace("@triton.jit\n", "@triton.jit(noinline=True)\n", 1)
     axes = _axes(text)
     text = _PROGRAM.sub(r"pid\1_", text)
