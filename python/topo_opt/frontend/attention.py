@@ -6,10 +6,15 @@ from typing import Any
 import torch
 from torch import fx
 
+from topo_opt.frontend.casts import cast
+from topo_opt.frontend.contractions import contract
 from topo_opt.frontend.graph_builder import GraphBuilder
 from topo_opt.frontend.topo_ops import ATTENTION
 
 aten = torch.ops.aten
+
+WIDEST = 256
+"""Elements of a head up to which a program of the attention kernel holds its rows of the result in registers."""
 
 
 def attention(
@@ -44,12 +49,26 @@ def attention(
     if mask is not None:
         mask = _mask(b, mask, lead, m, n)
     width = v_shape[-1]
+    factor = 1.0 / math.sqrt(q_shape[-1]) if scale is None else float(scale)
+    if max(q_shape[-1], width) > WIDEST and mask is None and not (causal or softcap or enable_gqa):
+        result = _spelled_out(b, *operands, factor)
+        return result if len(lead) == 2 else b.emit(aten.reshape.default, result, [*lead, m, width])
     batch, heads = math.prod(lead[:-1]), lead[-1] if lead else 1
     with b.mode:
         value = torch.empty(batch, heads, m, width, dtype=q.meta["val"].dtype, device=q.meta["val"].device)
-    factor = 1.0 / math.sqrt(q_shape[-1]) if scale is None else float(scale)
     result = b.call(ATTENTION, (*operands, mask, factor, causal, softcap or 0.0), {}, value)
     return result if len(lead) == 2 else b.emit(aten.reshape.default, result, [*lead, m, width])
+
+
+def _spelled_out(b: GraphBuilder, q: fx.Node, k: fx.Node, v: fx.Node, factor: float) -> fx.Node:
+    """Two products and a softmax, whose scores stand in memory: for heads wider than a program can hold."""
+    dtype = q.meta["val"].dtype
+    scores = b.emit(aten.mul.Tensor, contract(b, q, k, "bhmk,bhnk->bhmn"), factor)
+    powers = b.emit(
+        aten.exp.default, b.emit(aten.sub.Tensor, scores, b.emit(aten.amax.default, scores, [-1], True))
+    )
+    weights = b.emit(aten.div.Tensor, powers, b.emit(aten.sum.dim_IntList, powers, [-1], True))
+    return cast(b, contract(b, cast(b, weights, dtype), v, "bhmk,bhkn->bhmn"), dtype)
 
 
 def can_attend(
