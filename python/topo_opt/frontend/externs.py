@@ -37,7 +37,7 @@ _REASONS = {
         _fft_c2c _fft_c2r _fft_r2c fft_fft fft_ifft fft_rfft fft_irfft stft istft""",
     "the experts' products go to torch's grouped GEMM": "_grouped_mm _scaled_grouped_mm",
     "scaled low-precision products go to cuBLAS": """
-        _scaled_mm _int_mm _weight_int8pack_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu""",
+        _scaled_mm _int_mm _weight_int4pack_mm _weight_int4pack_mm_for_cpu""",
     "histograms go to torch": "histc histogram bincount _histogramdd_bin_edges _histogramdd_from_bin_cts",
     "recurrent layers go to cuDNN": "lstm gru rnn_tanh rnn_relu _cudnn_rnn mkldnn_rnn_layer _thnn_fused_lstm_cell",
     "quantized tensors are left to torch": """

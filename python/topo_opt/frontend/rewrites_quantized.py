@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from topo_opt.frontend.casts import cast
+from topo_opt.frontend.contractions import linear
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
 from topo_opt.frontend.rewrites_pointwise import clamp
 
@@ -127,12 +128,18 @@ def _along(b: GraphBuilder, values: fx.Node, axis: int, x: fx.Node) -> fx.Node:
     return b.emit(aten.view.default, values, [-1 if d == axis % rank else 1 for d in range(rank)])
 
 
+def _int8_product(b: GraphBuilder, x: fx.Node, weight: fx.Node, scales: fx.Node) -> fx.Node:
+    """`x @ weight.T` times one scale a column. Integers of eight bits are exact in every float of half precision."""
+    return _times(b, linear(b, x, cast(b, weight, x.meta["val"].dtype)), scales)
+
+
 # Schema name -> rule, for every overload; the library that defines them need not be loaded.
 QUANTIZED: dict[str, Callable[..., Any]] = {
     "quantized_decomposed::quantize_per_tensor": _quantize,
     "quantized_decomposed::dequantize_per_tensor": _dequantize,
     "quantized_decomposed::quantize_per_channel": _quantize_channels,
     "quantized_decomposed::dequantize_per_channel": _dequantize_channels,
+    "aten::_weight_int8pack_mm": _int8_product,
     "aten::fake_quantize_per_tensor_affine_cachemask": _fake_quantize,
     "aten::fake_quantize_per_channel_affine_cachemask": _fake_quantize_channels,
 }
