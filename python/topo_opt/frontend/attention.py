@@ -51,7 +51,8 @@ def attention(
     width = v_shape[-1]
     factor = 1.0 / math.sqrt(q_shape[-1]) if scale is None else float(scale)
     if max(q_shape[-1], width) > WIDEST and mask is None and not (causal or softcap or enable_gqa):
-        result = _spelled_out(b, *operands, factor)
+        query, keys, values = operands
+        result = _spelled_out(b, query, keys, values, factor)
         return result if len(lead) == 2 else b.emit(aten.reshape.default, result, [*lead, m, width])
     batch, heads = math.prod(lead[:-1]), lead[-1] if lead else 1
     with b.mode:
