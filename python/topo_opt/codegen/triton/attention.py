@@ -28,7 +28,7 @@ from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.access import forward_indices
 from topo_opt.structured.graph import element_bytes
-from topo_opt.structured.index import Expr
+from topo_opt.structured.index import Expr, symbol
 
 _KEPT_BYTES = 16 << 20
 """Keys and values that programs which take turns may read: a third of an H200's L2."""
@@ -224,6 +224,9 @@ class _Attention(AttentionSpace):
         exact = dot_precision(problem.element)
         ahead = self._reads_mask_ahead
         if ahead:
+            # Every loop has a name of its own for its first keys: equal text would stand for the value of the loop before.
+            keys = self.writer.fresh("nf")
+            self.emitter.axes = {**self.emitter.axes, "nf": Axis("nf", problem.keys, keys, f"{keys}_mask")}
             self._define("nf", f"{bounds.low} + tl.arange(0, BLOCK_N)[None, :]")
             line(f"allowed = {self._mask_of('nf')}")
         with (
@@ -280,7 +283,7 @@ class _Attention(AttentionSpace):
     def _mask_of(self, axis: str) -> str:
         """Source of the mask over the keys of an axis, which is defined anew wherever this stands."""
         with self.emitter.assuming({}):
-            return self.emitter.tensor(self._mask(self._symbol(axis)))
+            return self.emitter.tensor(self._mask(symbol(axis, self.problem.keys)))
 
     def _masked_scores(self, scores: str, bounds: _Bounds) -> str:
         """Scores with scale and mask applied; minus infinity where a row must not look."""

@@ -77,9 +77,8 @@ class AttentionSpace:
             "n": axis("n", problem.keys, self.block_n),
             "nv": axis("nv", problem.keys, self.block_n),
             "ns": axis("ns", problem.keys, self.block_s),
-            # The keys of the block after this one, and of the first block: their mask is read ahead.
+            # The keys of the block after this one, whose mask is read ahead; those of the first block are named by the loop.
             "nx": Axis("nx", problem.keys, "nx", "nx_mask"),
-            "nf": Axis("nf", problem.keys, "nf", "nf_mask"),
         }
 
     def _symbol(self, name: str) -> Expr:
