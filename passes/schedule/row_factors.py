@@ -126,6 +126,9 @@ class Factors:
             sources = view_sources(self.graph, node, indices, position)
             if len(sources) != 1 or sources[0].conditions:
                 return None
+            # The maps of a loop nest read whole dimensions: a part of a tensor stays what it is.
+            if self.graph.values[sources[0].value].numel > self.graph.values[node.results[0]].numel:
+                return None
             return [(sources[0].value, sources[0].indices, False)]
         if node.name != "linalg.generic" or node.has_reduction or len(node.results) != 1:
             return None
