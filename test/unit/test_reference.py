@@ -400,7 +400,8 @@ def test_reading_a_tensor_nobody_wrote_shows() -> None:
 ATTENTION = """
 func.func @f(%q: tensor<2x6x5x8xbf16>, %k: tensor<2x3x7x8xbf16>, %v: tensor<2x3x7x4xbf16>, %m: tensor<2x1x5x7xi1>)
     -> tensor<2x6x5x4xbf16> {
-  %r = "topo.attention"(%q, %k, %v, %m) {scale = 0.3 : f64, causal = CAUSAL}
+  %r = "topo.attention"(%q, %k, %v, %m) {
+      scale = 0.3 : f64, causal = CAUSAL, operandSegmentSizes = array<i32: 1, 1, 1, 1, 0>}
       : (tensor<2x6x5x8xbf16>, tensor<2x3x7x8xbf16>, tensor<2x3x7x4xbf16>, tensor<2x1x5x7xi1>) -> tensor<2x6x5x4xbf16>
   return %r : tensor<2x6x5x4xbf16>
 }
