@@ -39,30 +39,30 @@ def k_attention(in0, in1, in2, in3, out0, part_acc, part_best, part_total, arriv
     length = tl.cdiv(end - start, 32 * BLOCK_N) * BLOCK_N
     low = start + tl.program_id(1) * length
     high = tl.minimum(low + length, end)
-    nf = low + tl.arange(0, BLOCK_N)[None, :]
-    nf_mask = nf < 1024
-    a5 = tl.load(in3 + nf, mask=nf_mask, other=0)
-    allowed = a5
+    nf5 = low + tl.arange(0, BLOCK_N)[None, :]
+    nf5_mask = nf5 < 1024
+    a6 = tl.load(in3 + nf5, mask=nf5_mask, other=0)
+    allowed = a6
     for n0 in range(low, high, BLOCK_N):
         n = n0 + tl.arange(0, BLOCK_N)[None, :]
         nv = n0 + tl.arange(0, BLOCK_N)[:, None]
         nx = n0 + BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
         nx_mask = nx < 1024
-        a6 = tl.load(in3 + nx, mask=nx_mask, other=0)
-        allowed_next = a6
-        i7 = g * 65536 + n * 64 + dk
-        a8 = tl.load(in1 + i7)
-        qk9 = tl.dot(a2, a8)
-        qk10 = tl.where(allowed, qk9, float("-inf"))
-        new_best = tl.maximum(best, tl.max(qk10, 1) * 0.18033688011112042)
-        shift11 = tl.where(new_best == float("-inf"), 0.0, new_best)
-        weights = tl.exp2(qk10 * 0.18033688011112042 - shift11[:, None])
-        decay = tl.exp2(best - shift11)
+        a7 = tl.load(in3 + nx, mask=nx_mask, other=0)
+        allowed_next = a7
+        i8 = g * 65536 + n * 64 + dk
+        a9 = tl.load(in1 + i8)
+        qk10 = tl.dot(a2, a9)
+        qk11 = tl.where(allowed, qk10, float("-inf"))
+        new_best = tl.maximum(best, tl.max(qk11, 1) * 0.18033688011112042)
+        shift12 = tl.where(new_best == float("-inf"), 0.0, new_best)
+        weights = tl.exp2(qk11 * 0.18033688011112042 - shift12[:, None])
+        decay = tl.exp2(best - shift12)
         total = total * decay + tl.sum(weights, 1)
         acc = acc * decay[:, None]
-        i12 = g * 65536 + nv * 64 + e
-        a13 = tl.load(in2 + i12)
-        acc = tl.dot(weights.to(tl.bfloat16), a13, acc)
+        i13 = g * 65536 + nv * 64 + e
+        a14 = tl.load(in2 + i13)
+        acc = tl.dot(weights.to(tl.bfloat16), a14, acc)
         best = new_best
         allowed = allowed_next
     slot = (pid * 32 + tl.program_id(1)) * 4
@@ -85,7 +85,7 @@ def k_attention(in0, in1, in2, in3, out0, part_acc, part_best, part_total, arriv
         sum_acc = tl.sum(all_parts * shares[:, :, None], 0)
         tl.store(arrivals + pid, 0)
         out_row = row0 + tl.arange(0, 4)[:, None]
-        v14 = tl.where(sum_total == 0.0, 1.0, sum_total)
-        v15 = sum_acc / v14[:, None]
-        i16 = g * 256 + out_row * 64 + e
-        tl.store(out0 + i16, v15.to(tl.bfloat16))
+        v15 = tl.where(sum_total == 0.0, 1.0, sum_total)
+        v16 = sum_acc / v15[:, None]
+        i17 = g * 256 + out_row * 64 + e
+        tl.store(out0 + i17, v16.to(tl.bfloat16))
