@@ -7,32 +7,16 @@ into a packed projection) as one outer dimension whose stride divides all of its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import gcd
 
 from topo_opt.codegen.kernel_source import Param
 from topo_opt.codegen.triton.element_types import signature_type
-from topo_opt.codegen.triton.emit import Emitter, Scalar, Value
-from topo_opt.codegen.triton.writer import Writer
+from topo_opt.codegen.triton.emit import Emitter
+from topo_opt.codegen.triton.recorded_loads import ALIGNMENT, single_load
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.graph import Graph, element_bytes
-from topo_opt.structured.index import Expr, Symbol, contiguous_strides, strided
-
-ALIGNMENT = 16
-"""Bytes that strides and start addresses of a descriptor are a multiple of."""
-
-
-@dataclass
-class _Recorder(Emitter):
-    """Emits into nowhere and remembers which elements of memory were read."""
-
-    loads: list[tuple[int, Expr]] = field(default_factory=list)
-
-    def load(self, number: int, indices: Sequence[Expr]) -> Scalar:
-        self.loads.append(
-            (number, strided(indices, contiguous_strides(self.graph.values[number].shape or ())))
-        )
-        return super().load(number, indices)
+from topo_opt.structured.index import Expr, Symbol
 
 
 @dataclass(frozen=True)
@@ -63,11 +47,7 @@ def find(
         UnsupportedError: the operand is computed, or does not lie in memory as a descriptor can say.
     """
     graph, axes = emitter.graph, emitter.axes
-    recorder = _Recorder(graph, Writer(), axes, emitter.pointers)
-    found = recorder.value(operand, indices)
-    if not (isinstance(found, Value) and found.is_load and len(recorder.loads) == 1):
-        raise UnsupportedError("a tensor descriptor for an operand that is computed inside the kernel")
-    number, position = recorder.loads[0]
+    number, position = single_load(emitter, operand, indices)
     inner = {a.name: c for a, c in position.terms if isinstance(a, Symbol) and a.name in (key, depth)}
     rest = Expr(
         tuple((a, c) for a, c in position.terms if not (isinstance(a, Symbol) and a.name in inner)),

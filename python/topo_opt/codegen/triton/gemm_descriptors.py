@@ -7,19 +7,17 @@ an address depends on: batch, head, an offset into a packed buffer. What is past
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import gcd
 
 from topo_opt.codegen.kernel_source import Param
 from topo_opt.codegen.triton.element_types import signature_type
-from topo_opt.codegen.triton.emit import Emitter, Scalar, Value
-from topo_opt.codegen.triton.writer import Writer
+from topo_opt.codegen.triton.emit import Emitter
+from topo_opt.codegen.triton.recorded_loads import ALIGNMENT, single_load
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.graph import Graph, element_bytes
-from topo_opt.structured.index import Expr, Mod, Symbol, contiguous_strides, strided, symbol
+from topo_opt.structured.index import Expr, Mod, Symbol, symbol
 
-ALIGNMENT = 16
-"""Bytes that strides and start addresses of a descriptor are a multiple of (CUDA driver API, cuTensorMapEncodeTiled)."""
 MAX_BLOCK = 256
 """Elements of a block along one dimension, from the same source."""
 
@@ -75,18 +73,6 @@ class Operand:
         return f"{name}.load([{start}]){shape}{'.T' if self.transposed else ''}"
 
 
-@dataclass
-class _Recorder(Emitter):
-    """Emits into nowhere and remembers which elements of memory were read."""
-
-    loads: list[tuple[int, Expr]] = field(default_factory=list)
-
-    def load(self, number: int, indices: Sequence[Expr]) -> Scalar:
-        strides = contiguous_strides(self.graph.values[number].shape or ())
-        self.loads.append((number, strided(indices, strides)))
-        return super().load(number, indices)
-
-
 def describe(
     emitter: Emitter, value: int, indices: Sequence[Expr], axes: tuple[BlockAxis, BlockAxis]
 ) -> Operand:
@@ -96,11 +82,7 @@ def describe(
         UnsupportedError: the operand is computed, or does not lie in memory as a descriptor can say.
     """
     graph = emitter.graph
-    recorder = _Recorder(graph, Writer(), emitter.axes, emitter.pointers)
-    found = recorder.value(value, indices)
-    if not (isinstance(found, Value) and found.is_load and len(recorder.loads) == 1):
-        raise UnsupportedError("a tensor descriptor for an operand that is computed inside the kernel")
-    number, position = recorder.loads[0]
+    number, position = single_load(emitter, value, indices)
     if number not in graph.arguments:
         raise UnsupportedError("a tensor descriptor for a value that is no argument")
     blocks = {a.name: a for a in axes}
