@@ -6,19 +6,18 @@ are asked of it. A form computes them, seeds them as values (`seed_product`, `se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 
 from topo_opt.codegen.kernel_source import KernelSource, Param, Scratch
 from topo_opt.codegen.triton.contraction import Contraction, find_all
 from topo_opt.codegen.triton.element_types import compute_type, storage_type
-from topo_opt.codegen.triton.emit import Axis, Complex, Scalar, Value
+from topo_opt.codegen.triton.emit import Axis, Value
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.packed_weights import interleaved, steps_in_an_element
 from topo_opt.codegen.triton.reductions import Combiner, Recognised, recognise
-from topo_opt.codegen.triton.regions import Region
+from topo_opt.codegen.triton.regions import evaluate_region
 from topo_opt.codegen.triton.rehearsal import Load, RehearsingEmitter, Request
 from topo_opt.codegen.triton.update import WRITES, destination
 from topo_opt.codegen.triton.writer import Writer
@@ -277,15 +276,7 @@ class Gemm:
         node = statistic.node
         sizes = [s for s, reduced in zip(node.domain, node.reduction) if reduced]
         loop = domain_indices(node, position, indices, delinearize(k, sizes))
-        block = node.op.regions[0].blocks[0]
-        bound: dict[int, Callable[[], Scalar]] = {
-            hash(argument): partial(self.emitter.operand, operand, index_map, loop)
-            for argument, operand, index_map in zip(block.arguments, node.operands, node.maps)
-        }
-        found = Region(self.emitter, bound, loop).scalar(statistic.recognised.term)
-        if isinstance(found, Complex):
-            raise UnsupportedError("a reduction of complex values in a gemm kernel")
-        return found
+        return evaluate_region(self.emitter, node, loop, statistic.recognised.term)
 
     def seed_product(self, accumulator: Accumulator, source: str, axes: Sequence[str]) -> None:
         """Makes `source` the value of a product, after its init is added."""

@@ -11,20 +11,19 @@ cols to the indices of a tensor that spans both, which fixes the row-major order
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from math import prod
 
 from torch_mlir import ir
 
 from topo_opt.codegen.kernel_source import KernelSource, Scratch
 from topo_opt.codegen.triton.element_types import compute_type
-from topo_opt.codegen.triton.emit import Axis, Complex, Emitter, Scalar, Value
+from topo_opt.codegen.triton.emit import Axis, Emitter, Scalar, Value
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.looped_rows import LoopedRows
 from topo_opt.codegen.triton.reductions import Combiner, recognise
-from topo_opt.codegen.triton.regions import Region
+from topo_opt.codegen.triton.regions import evaluate_region
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.access import domain_indices
@@ -210,15 +209,7 @@ class Loops:
 
     def region_value(self, node: Node, loop: list[Expr], wanted: ir.Value) -> Value:
         """A scalar of a node's region at loop indices."""
-        block = node.op.regions[0].blocks[0]
-        bound: dict[int, Callable[[], Scalar]] = {
-            hash(argument): partial(self.emitter.operand, operand, index_map, loop)
-            for argument, operand, index_map in zip(block.arguments, node.operands, node.maps)
-        }
-        found = Region(self.emitter, bound, loop).scalar(wanted)
-        if isinstance(found, Complex):
-            raise UnsupportedError("a reduction of complex values")
-        return found
+        return evaluate_region(self.emitter, node, loop, wanted)
 
     def unmasked_term(self, node: Node, position: int, indices: tuple[Expr, ...]) -> Value:
         """As `term` for a body that is a known combination; past the last column it may be anything."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch_mlir import ir
@@ -17,6 +18,7 @@ from topo_opt.codegen.triton.element_types import NARROW_FLOATS
 from topo_opt.codegen.triton.values import Complex, Scalar, Value
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.access import Condition
+from topo_opt.structured.graph import Node
 from topo_opt.structured.index import Expr, opaque
 
 if TYPE_CHECKING:
@@ -115,6 +117,23 @@ class Region:
         if source in ("True", "False"):
             return Value(source, element, is_literal=True)
         return Value(source if source.isidentifier() else emitter.writer.bind(source), element, depends)
+
+
+def evaluate_region(emitter: Emitter, node: Node, loop: Sequence[Expr], wanted: ir.Value) -> Value:
+    """A real scalar of a loop nest's region at loop indices.
+
+    Raises:
+        UnsupportedError: it is complex.
+    """
+    block = node.op.regions[0].blocks[0]
+    bound: dict[int, Callable[[], Scalar]] = {
+        hash(argument): partial(emitter.operand, operand, index_map, loop)
+        for argument, operand, index_map in zip(block.arguments, node.operands, node.maps)
+    }
+    found = Region(emitter, bound, loop).scalar(wanted)
+    if isinstance(found, Complex):
+        raise UnsupportedError("a reduction of complex values")
+    return found
 
 
 def _lazy_index(expr: Expr, element: str = "index") -> Value:

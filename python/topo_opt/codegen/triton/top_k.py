@@ -9,18 +9,16 @@ before) and over the picks (a renormalisation after) are done in the same block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from math import prod
 
 from torch_mlir import ir
 
 from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.triton.element_types import compute_type
-from topo_opt.codegen.triton.emit import Axis, Complex, Emitter, Scalar, Value
+from topo_opt.codegen.triton.emit import Axis, Emitter, Scalar, Value
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
 from topo_opt.codegen.triton.reductions import recognise
-from topo_opt.codegen.triton.regions import Region
+from topo_opt.codegen.triton.regions import evaluate_region
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.access import domain_indices
@@ -162,7 +160,7 @@ class _TopK:
         loop = domain_indices(node, position, indices, delinearize(symbol(name, length), sizes))
         shape = "(XBLOCK, KBLOCK)" if name == "j" else "(XBLOCK, RBLOCK)"
         term = self.writer.bind(
-            f"tl.broadcast_to({self.emitter.tensor(self._inside(node, loop, known.term))}, {shape})"
+            f"tl.broadcast_to({self.emitter.tensor(evaluate_region(self.emitter, node, loop, known.term))}, {shape})"
         )
         if mask := self.emitter.axes[name].mask:
             term = self.writer.bind(f"tl.where({mask}, {term}, {known.combiner.identity})")
@@ -174,17 +172,6 @@ class _TopK:
         if not (init.is_literal and init.source == known.combiner.identity):
             total = self.writer.bind(known.combiner.combine(self.emitter.tensor(init), total))
         return Value(total, element, frozenset("x"))
-
-    def _inside(self, node: Node, loop: Sequence[Expr], wanted: ir.Value) -> Value:
-        block = node.op.regions[0].blocks[0]
-        bound: dict[int, Callable[[], Scalar]] = {
-            hash(argument): partial(self.emitter.operand, operand, index_map, loop)
-            for argument, operand, index_map in zip(block.arguments, node.operands, node.maps)
-        }
-        found = Region(self.emitter, bound, loop).scalar(wanted)
-        if isinstance(found, Complex):
-            raise UnsupportedError("a reduction of complex values")
-        return found
 
     # -- results ------------------------------------------------------------------------------------------------------
 
