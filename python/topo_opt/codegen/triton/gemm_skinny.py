@@ -151,11 +151,6 @@ class Skinny(Gemm):
     def _shapes(self) -> _Shapes:
         return _SLICED if self._slices > 1 else _FLAT
 
-    @property
-    def _early(self) -> bool:
-        """Whether the first block of weights is requested before the loop, and before the kernel waits."""
-        return self._steps == 1 or not self.tile.get("late")
-
     @cached_property
     def _steps(self) -> int:
         """Blocks of k of a program."""
@@ -189,13 +184,7 @@ class Skinny(Gemm):
         beside = [r for r in needs.reductions if not self.is_product(r)]
         before, self._beside = self.order(operands.reductions, beside, symbol("ks", self.k))
         if self.pdl:
-            self.load_now(
-                [
-                    load
-                    for load in (*(operands.loads if self._early else ()), *needs.loads)
-                    if load[0] in self.immutable
-                ]
-            )
+            self.load_now([load for load in (*operands.loads, *needs.loads) if load[0] in self.immutable])
             self.writer.line("gdc_wait()")
         for level in before:
             self._reduce(level)
@@ -248,10 +237,10 @@ class Skinny(Gemm):
             return None
         chunk = self._steps * self.tile["k"]
         if self._splits == 1:
-            return (str(self.tile["k"]) if self._early else "0"), str(self.k)
+            return str(self.tile["k"]), str(self.k)
         even = self._all_steps % self._steps == 0
         return (
-            "start + BLOCK_K" if self._early else "start",
+            "start + BLOCK_K",
             f"start + {chunk}" if even else f"tl.minimum(start + {chunk}, {self.k})",
         )
 
@@ -279,15 +268,13 @@ class Skinny(Gemm):
         """
         self._names = {a.request: f"acc{i}" for i, a in enumerate(self._accumulators)}
         if self._rest:
-            if self._early:
-                self.load_now(self.emitter.rehearse(lambda: self._factors(_FIRST)).loads)
+            self.load_now(self.emitter.rehearse(lambda: self._factors(_FIRST)).loads)
             self._start_sums()
             low, high = self._rest
             with self.emitter.scope(f"for k0 in range({low}, {high}, BLOCK_K):"):
                 self._define_block(_LATER, "k0")
                 self._step(_LATER, first=False)
-        if self._early:
-            self._step(_FIRST, first=not self._rest)
+        self._step(_FIRST, first=not self._rest)
         for name in self._names.values() if self._slices > 1 else ():
             self.writer.line(f"{name} = tl.sum({name}, axis=0)[None, :, :]")
         for i, statistic in enumerate(self._beside):
