@@ -107,6 +107,47 @@ def test_shared_rows_sum_and_maximum(reduce, shape, dims):
     assert "atomic_add" in source
 
 
+def _mean_and_variance(x):
+    mean = x.mean(0, keepdim=True)
+    return mean[0], ((x - mean) ** 2).mean(0)
+
+
+def _maximum_and_its_place(x):
+    return x.amax(0), x.argmax(0)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x.sum(0), lambda x: x.logsumexp(0), _mean_and_variance, _maximum_and_its_place]
+)
+def test_more_parts_than_lanes_are_merged_block_by_block(function):
+    x = torch.randn(300, 40, generator=torch.Generator().manual_seed(7)) * 4
+    x[:, 3], x[5, 4], x[77, 5], x[290, 6] = -torch.inf, torch.nan, torch.inf, 100.0
+    if function is _mean_and_variance:
+        x = torch.nan_to_num(x, 0.0, 3.0, -3.0) + 1000
+    module, functions = kernels_of(function, x)
+    expected, exact = function(x), function(x.double())
+    expected, exact = ([t] if isinstance(t, torch.Tensor) else t for t in (expected, exact))
+    assert len(functions) == 1
+    with module.context, ir.Location.unknown():
+        kernel = Kernel(functions[0], Target())
+        tile = {"x": 32, "r": 8, "warps": 1, "parts": 19}
+        kernel.attributes = {**kernel.attributes, "tile": tile}
+        source = lower(kernel)
+    assert source.source.count("for first") == 1 and "range(0, 19, 16)" in source.source
+    results = [torch.empty_like(e) for e in expected]
+    launch(source, [x], results)
+    for ours, eager, want in zip(results, expected, exact):
+        if not ours.is_floating_point():
+            assert torch.equal(ours, eager)
+            continue
+        finite = want.isfinite()
+        assert torch.equal(ours[~finite], eager[~finite]) or ours[~finite].isnan().equal(
+            want[~finite].isnan()
+        )
+        allowed = 2 * (eager - want)[finite].abs().max() + 1e-6 * want[finite].abs().max()
+        assert (ours - want)[finite].abs().max() <= allowed
+
+
 def test_shared_rows_leave_the_counter_zero_and_do_not_depend_on_the_order_of_arrival():
     x = torch.randn(2, 300)
     module, functions = kernels_of(lambda x: x.sum(1), x)
@@ -165,6 +206,16 @@ def test_default_tiles_follow_the_layout():
     assert strides == (4096, 1) and tile["x"] == 1 and "parts" not in tile
     ((strides, tile),) = tile_of(torch.nn.MaxPool2d(3, 2), meta(16, 64, 256, 256))
     assert strides == (2, 1) and tile["r"] == 1 and tile["x"] >= 256
+
+
+def test_few_columns_in_memory_are_read_in_blocks_that_fit_them():
+    ((strides, tile),) = tile_of(lambda x: x.sum(0), meta(1 << 20, 96))
+    assert strides == (1, 96) and 96 % tile["x"] == 0
+    assert 96 // tile["x"] * tile["parts"] >= 2 * 132
+    ((_, wide),) = tile_of(lambda x: x.sum(0), meta(1 << 16, 1024))
+    assert wide["x"] == 128 and 8 * wide["parts"] >= 2 * 132
+    ((_, tile),) = tile_of(lambda x: x.amax(0), meta(1 << 20, 3))
+    assert tile["x"] == 4 and tile["parts"] >= 132
 
 
 @pytest.mark.parametrize("shape,dims", [((1 << 24,), (0,)), ((1 << 20, 64), (0,)), ((8, 1 << 20), (1,))])

@@ -1,6 +1,7 @@
 """What a loop over the blocks of a row keeps: lanes of one block's size, collapsed to a column at the end.
 
-A column of every program of a split row is a lane of the program that puts them together, so `collapse` serves both.
+A column of every program of a split row is a lane of the program that puts them together, so `collapse` serves both;
+more parts than lanes are merged a block of lanes at a time.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class Accumulator(ABC):
     @abstractmethod
     def collapse(self, lanes: Sequence[str]) -> list[str]:
         """Names of the columns that stand for all lanes, one a state."""
+
+    @abstractmethod
+    def merge(self, kept: Sequence[str], lanes: Sequence[str]) -> list[str]:
+        """Sources of lanes that stand for two sets of lanes of one size, one a state."""
 
     @abstractmethod
     def seed(self, columns: Sequence[str]) -> None:
@@ -115,6 +120,9 @@ class Plain(Accumulator):
 
     def collapse(self, lanes: Sequence[str]) -> list[str]:
         return [self.loops.writer.bind(self.combiner.reduce(lanes[0]))]
+
+    def merge(self, kept: Sequence[str], lanes: Sequence[str]) -> list[str]:
+        return [self.combiner.combine(kept[0], lanes[0])]
 
     def seed(self, columns: Sequence[str]) -> None:
         number, position, indices = self.request
@@ -178,6 +186,13 @@ class Exponentials(Accumulator):
         factor = self._factor(lanes[0], *shifts)
         return [peak, writer.bind(f"tl.sum({lanes[1]} * {factor}, axis=1)[:, None]")]
 
+    def merge(self, kept: Sequence[str], lanes: Sequence[str]) -> list[str]:
+        tile = frozenset("xr")
+        peak = self.loops.writer.bind(self._combiner().combine(kept[0], lanes[0]))
+        shift = self._shift(peak, tile)
+        sums = [f"{t} * {self._factor(p, self._shift(p, tile), shift)}" for p, t in (kept, lanes)]
+        return [peak, " + ".join(sums)]
+
     def seed(self, columns: Sequence[str]) -> None:
         for request, column in zip((self.pair.first, self.pair.second), columns):
             self.loops.emitter.seeds[self.result(request)] = Value(column, "f32", frozenset("x"))
@@ -229,6 +244,19 @@ class Moments(Accumulator):
         off = bind(f"{mean} - {middle}")
         return [middle, bind(f"tl.sum({moment} + {count} * {off} * {off}, axis=1)[:, None]"), columns]
 
+    def merge(self, kept: Sequence[str], lanes: Sequence[str]) -> list[str]:
+        """T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating formulae and a pairwise algorithm" (1979)."""
+        bind = self.loops.writer.bind
+        (mean, moment, count), (other, further, more) = kept, lanes
+        columns = bind(f"{count} + {more}")
+        share = bind(f"{more} / tl.maximum({columns}, 1.0)")
+        off = bind(f"{other} - {mean}")
+        return [
+            f"{mean} + {off} * {share}",
+            f"{moment} + {further} + {off} * {off} * {count} * {share}",
+            columns,
+        ]
+
     def seed(self, columns: Sequence[str]) -> None:
         loops = self.loops
         total = loops.writer.bind(f"{columns[0]} * {float(loops.space.col_count)}")
@@ -278,6 +306,15 @@ class Places(Accumulator):
         kept = f"({lanes[0]} == {peak}) | ({lanes[0]} != {lanes[0]})"
         place = writer.bind(f"tl.where({kept}, {lanes[1]}, {second.identity})")
         return [peak, writer.bind(second.reduce(place))]
+
+    def merge(self, kept: Sequence[str], lanes: Sequence[str]) -> list[str]:
+        writer, second = self.loops.writer, self._combiner(self.pair.second)
+        peak = writer.bind(self._combiner(self.pair.first).combine(kept[0], lanes[0]))
+        # A peak that is no number stays.
+        places = [
+            f"tl.where(({p} == {peak}) | ({p} != {p}), {i}, {second.identity})" for p, i in (kept, lanes)
+        ]
+        return [peak, second.combine(writer.bind(places[0]), writer.bind(places[1]))]
 
     def seed(self, columns: Sequence[str]) -> None:
         for request, column, state in zip((self.pair.first, self.pair.second), columns, self.states):

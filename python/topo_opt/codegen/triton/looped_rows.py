@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from topo_opt.codegen.kernel_source import Param, Scratch
 from topo_opt.codegen.triton.accumulators import PAIRS, Accumulator, Plain
 from topo_opt.codegen.triton.emit import Scalar, Value
+from topo_opt.codegen.triton.kernel import next_power_of_two
 from topo_opt.codegen.triton.online import Pair, match
 from topo_opt.codegen.triton.reductions import recognise
-from topo_opt.codegen.triton.row_split import RowSplit
+from topo_opt.codegen.triton.row_split import COMBINED, RowSplit
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
-from topo_opt.structured.graph import Node
+from topo_opt.structured.graph import Node, element_bytes
 from topo_opt.structured.index import Expr
 
 if TYPE_CHECKING:
@@ -182,15 +183,19 @@ class LoopedRows:
                 "rows are shared by programs where one pass over the columns is not enough"
             )
         blocks = -(-space.row_count // space.x_block)
-        split = RowSplit(space.parts, blocks, space.x_block, "tl.program_id(0)", self.params, self.scratch)
+        lanes = max(1, next_power_of_two(COMBINED * 32 * loops.tile["warps"] // space.x_block))
+        split = RowSplit(
+            space.parts, blocks, space.x_block, lanes, "tl.program_id(0)", self.params, self.scratch
+        )
         self._accumulate(accumulators)
         read = (
             f"tl.minimum({space.col_count} - tl.program_id(1) * {space.part_columns}, {space.part_columns})"
         )
         buffers = split.store(loops.writer, [(a, a.finish(read)) for a in accumulators])
         with loops.emitter.scope(split.last):
-            for accumulator, names in zip(accumulators, buffers):
-                accumulator.seed(accumulator.collapse(split.load(loops.writer, names, accumulator.states)))
+            whole = split.combine(loops.emitter, list(zip(accumulators, buffers)))
+            for accumulator, lanes_of in zip(accumulators, whole):
+                accumulator.seed(accumulator.collapse(lanes_of))
             for position in range(len(loops.kernel.graph.returns)):
                 loops.store(position)
             split.reset(loops.writer)
@@ -201,3 +206,11 @@ def passes(loops: Loops) -> tuple[int, bool]:
     looped = LoopedRows(loops)
     levels, pairs = looped.levels()
     return len(levels), not any(looped.sequential_of(level, pairs) for level in levels)
+
+
+def kept_words(loops: Loops) -> int:
+    """Words of 4 bytes that the first pass keeps for every element of a block."""
+    looped = LoopedRows(loops)
+    levels, pairs = looped.levels()
+    kept, _ = looped._accumulators(levels[0], pairs)
+    return sum(-(-element_bytes(s.element) // 4) for a in kept for s in a.states)

@@ -12,8 +12,10 @@ from math import prod
 
 from topo_opt.codegen.triton.emit import Emitter, Value
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
-from topo_opt.codegen.triton.looped_rows import UNROLLED_COLUMNS, passes
+from topo_opt.codegen.triton.looped_rows import UNROLLED_COLUMNS, kept_words, passes
+from topo_opt.codegen.triton.row_split_tiles import MOST_ROWS, Shared, ranked
 from topo_opt.errors import UnsupportedError
+from topo_opt.structured.graph import element_bytes
 from topo_opt.structured.index import ZERO, Expr, const, contiguous_strides, delinearize, strided
 
 Tile = dict[str, int]
@@ -70,6 +72,8 @@ def default_tile(kernel: Kernel) -> Tile:
         return {"x": 512 if abs(layout.row) == 1 else 256, "r": 1, "warps": 4}
     if abs(layout.column) == 1 or abs(layout.row) > WINDOW_STRIDE:
         tile = _along_columns(rows, cols, once)
+    elif once and -(-rows // MOST_ROWS) < cores:
+        return _few_neighbours(kernel, layout, rows, cols)
     else:
         tile = _along_rows(rows, cols, once)
     return tile | _parts(kernel, tile, rows, cols)
@@ -100,11 +104,21 @@ def _along_rows(rows: int, cols: int, once: bool) -> Tile:
     return {"x": x, "r": r, "warps": 8 if x * r >= 8192 else 4}
 
 
+def _few_neighbours(kernel: Kernel, layout: Layout, rows: int, cols: int) -> Tile:
+    """Rows that are neighbours in memory and too few for a program each: shared by programs."""
+    graph = kernel.graph
+    read = [graph.values[v] for v in graph.arguments]
+    bytes_each = max((element_bytes(v.element) for v in read if v.numel == layout.elements), default=4)
+    kept = kept_words(_loops(kernel, {"x": 1, "r": 1}))
+    tile = ranked(Shared(rows, cols, bytes_each, kept), kernel.target)[0][1]
+    return tile if tile["parts"] > 1 else {k: v for k, v in tile.items() if k != "parts"}
+
+
 def _parts(kernel: Kernel, tile: Tile, rows: int, cols: int) -> Tile:
     """How many programs share a block of rows, where the blocks alone leave cores idle."""
     blocks, steps = -(-rows // tile["x"]), -(-cols // tile["r"])
     wanted = kernel.target.cores * PROGRAMS_PER_CORE * 8 // tile["warps"]
-    parts = min(steps, -(-wanted // blocks), COMBINED_ELEMENTS // tile["x"])
+    parts = min(steps, wanted // blocks, COMBINED_ELEMENTS // tile["x"])
     if parts < 2 or not _can_share(kernel, tile):
         return {}
     return {"parts": parts}

@@ -13,16 +13,24 @@ from dataclasses import dataclass, field
 from topo_opt.codegen.kernel_source import Param, Scratch
 from topo_opt.codegen.triton.accumulators import Accumulator, State
 from topo_opt.codegen.triton.element_types import NARROW_FLOATS, compute_type, signature_type, storage_type
+from topo_opt.codegen.triton.emit import Emitter
 from topo_opt.codegen.triton.writer import Writer
+
+COMBINED = 16
+"""Parts that a thread holds of every value at once when it puts them together."""
 
 
 @dataclass
 class RowSplit:
-    """`parts` programs for each of `blocks` blocks of `x_block` rows; `program` is the source of a program's block."""
+    """`parts` programs for each of `blocks` blocks of `x_block` rows; `program` is the source of a program's block.
+
+    `lanes`: parts that the last program holds at a time, a power of two.
+    """
 
     parts: int
     blocks: int
     x_block: int
+    lanes: int
     program: str
     params: list[Param] = field(default_factory=list)
     scratch: list[Scratch] = field(default_factory=list)
@@ -57,23 +65,47 @@ class RowSplit:
         """Header of the block that the last program runs."""
         return f"if arrived == {self.parts - 1}:"
 
-    def load(self, writer: Writer, buffers: Sequence[str], states: Sequence[State]) -> list[str]:
-        """The parts of every row side by side, a lane a part."""
-        width = 1 << (self.parts - 1).bit_length()
-        part = writer.bind(f"tl.arange(0, {width})[None, :]", "part")
+    def combine(
+        self, emitter: Emitter, found: Sequence[tuple[Accumulator, Sequence[str]]]
+    ) -> list[list[str]]:
+        """Lanes of every accumulator, from its buffers, that stand for all parts: a lane a part, or every `lanes`-th."""
+        writer = emitter.writer
+        if self.parts <= self.lanes:
+            return [self._load(writer, *f, first=None) for f in found]
+        kept = []
+        for accumulator, _ in found:
+            names = [writer.fresh("all") for _ in accumulator.states]
+            for name, state in zip(names, accumulator.states):
+                tile, kind = f"({self.x_block}, {self.lanes})", compute_type(state.element)
+                writer.line(f"{name} = tl.full({tile}, {state.identity}, {kind})")
+            kept.append(names)
+        first = writer.fresh("first")
+        with emitter.scope(f"for {first} in range(0, {self.parts}, {self.lanes}):"):
+            for (accumulator, buffers), names in zip(found, kept):
+                merged = accumulator.merge(names, self._load(writer, accumulator, buffers, first=first))
+                fresh = [writer.bind(source, "both") for source in merged]
+                for name, source in zip(names, fresh):
+                    writer.line(f"{name} = {source}")
+        return kept
+
+    def _load(
+        self, writer: Writer, accumulator: Accumulator, buffers: Sequence[str], first: str | None
+    ) -> list[str]:
+        """The parts of every row side by side, from the part `first` on; lanes past the last part change nothing."""
+        width = min(1 << (self.parts - 1).bit_length(), self.lanes)
+        masked = self.parts % width > 0
+        start = f"{first} + " if first else ""
+        part = writer.bind(f"{start}tl.arange(0, {width})[None, :]", "part")
         row = f"({self.program} * {self.parts} + {part}) * {self.x_block} + tl.arange(0, {self.x_block})[:, None]"
         place = writer.bind(row, "place")
         loaded = []
-        for buffer, state in zip(buffers, states):
-            source, kind = f'tl.load({buffer} + {place}, cache_modifier=".cg")', compute_type(state.element)
-            if width > self.parts:
-                tile = f"({self.x_block}, {width})"
-                source = (
-                    f"tl.load({buffer} + {place}, mask=tl.broadcast_to({part} < {self.parts}, {tile}),"
-                    f' cache_modifier=".cg")'
-                )
-            value = writer.bind(f"{source}.to({kind})", "parts")
-            if width > self.parts:
+        for buffer, state in zip(buffers, accumulator.states):
+            tile, kind = f"({self.x_block}, {width})", compute_type(state.element)
+            mask = f" mask=tl.broadcast_to({part} < {self.parts}, {tile})," if masked else ""
+            value = writer.bind(
+                f'tl.load({buffer} + {place},{mask} cache_modifier=".cg").to({kind})', "parts"
+            )
+            if masked:
                 value = writer.bind(f"tl.where({part} < {self.parts}, {value}, {state.identity})", "parts")
             loaded.append(value)
         return loaded
