@@ -13,11 +13,15 @@ from torch_mlir.dialects import func
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.base import Pass
 from topo_opt.passes.schedule.outline import clone_nodes
-from topo_opt.passes.schedule.roles import Roles
+from topo_opt.passes.schedule.roles import VIEWS, Roles
 from topo_opt.structured.graph import Graph
 
 if TYPE_CHECKING:
     from topo_opt.codegen.triton.kernel import Kernel
+    from topo_opt.codegen.triton.loops import Loops
+
+PASSED_ON = (*VIEWS, "topo.demote")
+"""Ops whose operand is stored rather than their result: it may be wider, and is no copy."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +36,11 @@ class Stage:
 class SplitLongRows(Pass):
     """Takes the passes of a row kernel apart, where its rows would leave most cores of the machine (`topology`) idle.
 
-    `%y = call @row_norm(%x)`  -->  `%sum = call @stage(%x); %y = call @last(%x, %sum)`
+    `%y = call @row_norm(%x)`  -->  `%scale = call @stage(%x); %y = call @last(%x, %scale)`
 
-    Every stage reduces whole rows and can share a row between programs; the last one runs over all elements. A kernel that
-    needs one pass and stores rows only stays: sharing its rows is a matter of its tile.
+    Every stage reduces whole rows and can share a row between programs; the last one runs over all elements and reads what
+    was computed of a row (a mean, a root), not its sums. A kernel that needs one pass and stores rows only stays: sharing its
+    rows is a matter of its tile.
     """
 
     name = "topo-split-long-rows"
@@ -87,12 +92,67 @@ def stages_of(kernel: Kernel) -> list[Stage]:
     values = [_once(graph.nodes[n].results[p] for n, p, _ in level) for level in levels]
     if not values or len(values) + bool(full) < 2:
         return []
-    values[-1] = _once([*values[-1], *rows])
+    values[-1] = _once([*values[-1], *rows, *_of_rows(loops, full, {v for level in values for v in level})])
     old = ir.DictAttr(graph.func.attributes["topo.kernel"])
     stages = [Stage(results, old) for results in values]
     if full:
         stages.append(Stage(_once(full), _elementwise(graph, full[0])))
-    return stages
+    return _needed_later(graph, stages)
+
+
+def _of_rows(loops: Loops, full: Sequence[int], reduced: set[int]) -> list[int]:
+    """The values of a row each, computed from reductions, that the full results are computed from."""
+    graph, found, seen = loops.kernel.graph, [], set()
+    waiting = list(full)
+    while waiting:
+        value = waiting.pop()
+        producer = graph.producer(value)
+        if value in seen or producer is None:
+            continue
+        seen.add(value)
+        if loops.is_full(value) or producer.name in PASSED_ON or not _is_row_value(loops, value, reduced):
+            waiting.extend(producer.operands)
+        else:
+            found.append(value)
+    return sorted(found)
+
+
+def _is_row_value(loops: Loops, value: int, reduced: set[int]) -> bool:
+    """Whether a kernel of rows can store the value: it needs nothing but reductions of its own row."""
+    from topo_opt.codegen.triton.looped_rows import LoopedRows
+
+    graph = loops.kernel.graph
+    if graph.values[value].numel != loops.space.row_count or not _depends(graph, value, reduced):
+        return False
+    try:
+        return bool(LoopedRows(loops).asked_by(value))
+    except UnsupportedError:
+        return False
+
+
+def _depends(graph: Graph, value: int, targets: set[int]) -> bool:
+    waiting, seen = [value], set()
+    while waiting:
+        value = waiting.pop()
+        producer = graph.producer(value)
+        if value in targets:
+            return True
+        if producer is not None and producer.id not in seen:
+            seen.add(producer.id)
+            waiting.extend(producer.operands)
+    return False
+
+
+def _needed_later(graph: Graph, stages: Sequence[Stage]) -> list[Stage]:
+    """The stages with only such results as are returned or read by later ones."""
+    kept: list[Stage] = []
+    needed = set(graph.returns)
+    for number in range(len(stages) - 1, -1, -1):
+        known = set(graph.arguments).union(*(s.results for s in stages[:number]))
+        results = tuple(v for v in stages[number].results if v in needed)
+        needed.update(_needed(graph, [v for v in results if v not in known], known)[0])
+        kept.insert(0, Stage(results, stages[number].attributes))
+    return kept
 
 
 def _once(values) -> tuple[int, ...]:

@@ -62,3 +62,45 @@ func.func @many_rows(%a: tensor<4096x65536xf32>) -> tensor<4096x65536xf32> {
   } -> tensor<4096x65536xf32>
   return %r : tensor<4096x65536xf32>
 }
+
+// -----
+
+// What is computed of a row moves to the kernel of its sum: the elements read the mean, and nothing else is stored.
+
+// CHECK-LABEL: func.func @centred
+// CHECK-NEXT:    %[[M:.*]] = call @[[MEAN:k_loops_[0-9a-f]+]](%arg0) : (tensor<16x1048576xf32>) -> tensor<16xf32>
+// CHECK-NEXT:    %[[R:.*]] = call @[[SUB:k_loops_[0-9a-f]+]](%arg0, %[[M]])
+// CHECK-NEXT:    return %[[R]]
+// CHECK:       func.func private @[[MEAN]]({{.*}} -> tensor<16xf32>
+// CHECK:         arith.addf
+// CHECK:         arith.mulf
+// CHECK:       func.func private @[[SUB]](
+// CHECK-NOT:     arith.mulf
+// CHECK:         arith.subf
+func.func @centred(%a: tensor<16x1048576xf32>) -> tensor<16x1048576xf32> {
+  %z = arith.constant 0.0 : f32
+  %n = arith.constant 9.53674316E-7 : f32
+  %i = tensor.empty() : tensor<16xf32>
+  %f = linalg.fill ins(%z : f32) outs(%i : tensor<16xf32>) -> tensor<16xf32>
+  %s = linalg.generic {indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i)>], iterator_types = ["parallel", "reduction"]}
+      ins(%a : tensor<16x1048576xf32>) outs(%f : tensor<16xf32>) {
+  ^bb0(%x: f32, %o: f32):
+    %t = arith.addf %x, %o : f32
+    linalg.yield %t : f32
+  } -> tensor<16xf32>
+  %m = linalg.generic {indexing_maps = [affine_map<(i) -> (i)>, affine_map<(i) -> (i)>], iterator_types = ["parallel"]}
+      ins(%s : tensor<16xf32>) outs(%i : tensor<16xf32>) {
+  ^bb0(%x: f32, %o: f32):
+    %t = arith.mulf %x, %n : f32
+    linalg.yield %t : f32
+  } -> tensor<16xf32>
+  %c = tensor.expand_shape %m [[0, 1]] output_shape [16, 1] : tensor<16xf32> into tensor<16x1xf32>
+  %e = tensor.empty() : tensor<16x1048576xf32>
+  %r = linalg.generic {indexing_maps = [affine_map<(i, j) -> (i, j)>, affine_map<(i, j) -> (i, 0)>, affine_map<(i, j) -> (i, j)>], iterator_types = ["parallel", "parallel"]}
+      ins(%a, %c : tensor<16x1048576xf32>, tensor<16x1xf32>) outs(%e : tensor<16x1048576xf32>) {
+  ^bb0(%x: f32, %y: f32, %o: f32):
+    %d = arith.subf %x, %y : f32
+    linalg.yield %d : f32
+  } -> tensor<16x1048576xf32>
+  return %r : tensor<16x1048576xf32>
+}

@@ -97,13 +97,17 @@ class LoopedRows:
             return depth[request]
 
         for value in graph.returns:
-            indices = loops.result_indices(value)
-            for request in self._discover(partial(loops.emitter.value, value, indices)):
+            for request in self.asked_by(value):
                 visit(request)
         levels: list[list[Request]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
         for request, level in depth.items():
             levels[level].append(request)
         return levels, pairs
+
+    def asked_by(self, value: int) -> list[Request]:
+        """The reductions that a value at the block's rows and columns needs directly."""
+        loops = self.loops
+        return self._discover(partial(loops.emitter.value, value, loops.result_indices(value)))
 
     def _discover(self, ask: Callable[[], object]) -> list[Request]:
         """The reductions that `ask` needs directly; nothing is written."""
