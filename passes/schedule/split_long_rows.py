@@ -77,7 +77,7 @@ def stages_of(kernel: Kernel) -> list[Stage]:
     tile = default_tile(kernel)
     loops = Loops(kernel, tile=tile)
     space = loops.space
-    blocks = -(-space.row_count // space.x_block)
+    blocks = space.blocks
     if space.persistent or space.parts > 1 or blocks >= kernel.target.cores:
         return []
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kernel_check import launch
+from loops_samples import kernels_of
 from torch_mlir import ir
 
 import topo_opt
@@ -12,17 +13,6 @@ from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.loops import lower
 from topo_opt.codegen.triton.loops_tiles import default_tile, read_layout
 from topo_opt.codegen.triton.target import Target
-from topo_opt.frontend.ingest import structured_module
-from topo_opt.pipeline import levels
-from topo_opt.pipeline.run import run as run_pipeline
-
-
-def kernels_of(function, *inputs: torch.Tensor) -> tuple[ir.Module, list[ir.Operation]]:
-    """Kernel IR of a function of tensors, without tiles; the module keeps the operations alive."""
-    module = structured_module(function, inputs)
-    with module.context, ir.Location.unknown():
-        run_pipeline(levels.pipeline(2, ("schedule",)), module)
-    return module, [o.operation for o in module.body.operations if "topo.kernel" in o.operation.attributes]
 
 
 def run(function, inputs, tile, shapes) -> tuple[str, list[torch.Tensor]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import log2
 
 # Entries of a tile and how they vary: by factors of two, or by one. Others name a form, which a neighbour keeps.
-_POWERS = ("m", "n", "k", "x", "r", "parts", "split", "splits", "warps")
+_POWERS = ("m", "n", "k", "x", "y", "r", "parts", "split", "splits", "warps")
 _COUNTS = ("stages",)
 _LIMITS = {"warps": (1, 16), "stages": (1, 8), "parts": (1, 1024), "split": (1, 64), "splits": (1, 64)}
 _MOST = 1 << 20
@@ -39,7 +39,7 @@ def neighbours(tile: Mapping[str, int]) -> list[dict[str, int]]:
         found += [{**tile, key: tile[key] * 2}, {**tile, key: tile[key] // 2}]
     for key in (k for k in _COUNTS if k in tile):
         found += [{**tile, key: tile[key] + 1}, {**tile, key: tile[key] - 1}]
-    for key in (k for k in ("m", "n", "x") if k in tile and "warps" in tile):
+    for key in (k for k in ("m", "n", "x", "y") if k in tile and "warps" in tile):
         found.append({**tile, key: tile[key] * 2, "warps": tile["warps"] * 2})
         found.append({**tile, key: tile[key] // 2, "warps": tile["warps"] // 2})
     return nearest_first(tile, [t for t in found if _within_limits(t)])[1:]

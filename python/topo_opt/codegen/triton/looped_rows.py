@@ -186,7 +186,7 @@ class LoopedRows:
             raise UnsupportedError(
                 "rows are shared by programs where one pass over the columns is not enough"
             )
-        blocks = -(-space.row_count // space.x_block)
+        blocks = space.blocks
         lanes = max(1, next_power_of_two(COMBINED * 32 * loops.tile["warps"] // space.x_block))
         split = RowSplit(
             space.parts, blocks, space.x_block, lanes, "tl.program_id(0)", self.params, self.scratch

@@ -1,12 +1,13 @@
 """Pointwise ops and reductions over whole rows.
 
-The tile has two axes: `x`, a block of rows (all parallel dimensions, row-major), and `r`, the reduction dimensions. Without
-reduction there is only `x`. When the row fits in one block the kernel is *persistent*: one read of the input. Otherwise
-it loops over blocks of the row (`looped_rows`).
+The tile has two axes: `x`, a block of rows (parallel dimensions, row-major), and `r`, the reduction dimensions. Without
+reduction there is only `x`, or `y` and `x` where operands lie along two axes. When the row fits in one block the kernel is
+*persistent*: one read of the input. Otherwise it loops over blocks of the row (`looped_rows`).
 
 `topo.kernel` of this family: `rows`, `cols` (sizes of the two spaces), `full_shape` and `full_map` (affine map from rows and
 cols to the indices of a tensor that spans both, which fixes the row-major order of full-size results), `tile`
-(`x`, `r` block sizes, `warps`; `parts`: programs that share the columns of a block of rows).
+(`x`, `r` block sizes, `warps`; `parts`: programs that share the columns of a block of rows; `y`, `across`, `inner`:
+`iteration_space`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch_mlir import ir
 from topo_opt.codegen.kernel_source import KernelSource, Scratch
 from topo_opt.codegen.triton.element_types import compute_type
 from topo_opt.codegen.triton.emit import Axis, Emitter, Scalar, Value
+from topo_opt.codegen.triton.iteration_space import read_space
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.looped_rows import LoopedRows
 from topo_opt.codegen.triton.reductions import Combiner, recognise
@@ -27,60 +29,11 @@ from topo_opt.codegen.triton.regions import evaluate_region
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.access import domain_indices
-from topo_opt.structured.graph import Node, evaluate
-from topo_opt.structured.index import Expr, delinearize, linearize, symbol
+from topo_opt.structured.graph import Node
+from topo_opt.structured.index import Expr, delinearize, symbol
 
 Request = tuple[int, int, tuple[Expr, ...]]
 """A reduction that is needed: node, result position, result indices."""
-
-
-@dataclass(frozen=True)
-class Space:
-    """The iteration space of a loops kernel and its blocks."""
-
-    rows: tuple[int, ...]
-    cols: tuple[int, ...]
-    full_shape: tuple[int, ...]
-    full: Expr
-    """Row-major position in `full_shape` in terms of x and r."""
-    x: Expr
-    r: Expr
-    x_block: int
-    r_block: int
-    parts: int = 1
-    """Programs that share the columns of a block of rows."""
-
-    @property
-    def row_count(self) -> int:
-        return prod(self.rows)
-
-    @property
-    def col_count(self) -> int:
-        return prod(self.cols)
-
-    @property
-    def persistent(self) -> bool:
-        return self.r_block >= self.col_count and self.parts == 1
-
-    @property
-    def part_columns(self) -> int:
-        """Columns a program reads, a multiple of the block."""
-        steps = -(-self.col_count // self.r_block)
-        return -(-steps // self.parts) * self.r_block
-
-
-def read_space(kernel: Kernel, tile: Mapping[str, int]) -> Space:
-    """The iteration space from the kernel's attributes and a tile."""
-    attributes = kernel.attributes
-    rows, cols = tuple(attributes["rows"]), tuple(attributes["cols"])
-    x, r = symbol("x", prod(rows)), symbol("r", prod(cols))
-    indices = delinearize(x, rows) + delinearize(r, cols)
-    full_shape = tuple(attributes["full_shape"])
-    affine = ir.AffineMapAttr(attributes["full_map"]).value
-    full = linearize([evaluate(e, indices) for e in affine.results], full_shape)
-    steps = -(-prod(cols) // tile["r"])
-    parts = -(-steps // -(-steps // tile.get("parts", 1)))
-    return Space(rows, cols, full_shape, full, x, r, tile["x"], tile["r"], parts)
 
 
 def lower(kernel: Kernel) -> KernelSource:
@@ -104,7 +57,8 @@ class Loops:
         used = {v for node in graph.nodes for v in node.operands} | set(graph.returns)
         pointers, self.params = kernel.pointer_params(used)
         self.emitter = Emitter(graph, self.writer, self._axes(), pointers, fast=kernel.fast)
-        self.emitter.on_reduction = self._reduce_now if space.persistent else self.reduction_missing
+        held = space.persistent and not space.y_block
+        self.emitter.on_reduction = self._reduce_now if held else self.reduction_missing
 
     def lower(self) -> KernelSource:
         kernel, graph = self.kernel, self.kernel.graph
@@ -119,13 +73,14 @@ class Loops:
             looped = LoopedRows(self)
             looped.lower()
             params, scratch = params + looped.params, tuple(looped.scratch)
-        blocks = {"XBLOCK": space.x_block} | ({"RBLOCK": space.r_block} if space.col_count > 1 else {})
+        blocks = {"YBLOCK": space.y_block} if space.y_block else {}
+        blocks |= {"XBLOCK": space.x_block} | ({"RBLOCK": space.r_block} if space.col_count > 1 else {})
         return KernelSource(
             name=kernel.name,
             source=kernel.define(params, blocks, self.writer.lines),
             params=tuple(params),
             scratch=scratch,
-            grid=(-(-space.row_count // space.x_block), space.parts, 1),
+            grid=(space.blocks, space.parts, 1),
             num_warps=self.tile["warps"],
             num_stages=self.tile.get("stages", 1 if space.persistent else 3),
             constexprs=blocks,
@@ -137,16 +92,46 @@ class Loops:
 
     def _axes(self) -> dict[str, Axis]:
         space = self.space
-        x_mask = "x_mask" if space.row_count % space.x_block else None
+        x_mask = "x_mask" if space.x_count % space.x_block else None
         covered = space.part_columns * space.parts if space.parts > 1 else space.r_block
         r_mask = "r_mask" if covered and space.col_count % covered else None
-        return {"x": Axis("x", space.row_count, "x", x_mask), "r": Axis("r", space.col_count, "r", r_mask)}
+        axes = {"x": Axis("x", space.x_count, "x", x_mask), "r": Axis("r", space.col_count, "r", r_mask)}
+        if space.y_block:
+            y_mask = "y_mask" if space.y_count % space.y_block else None
+            axes["y"] = Axis("y", space.y_count, "y", y_mask)
+        if space.outer_count > 1:
+            axes["b"] = Axis("b", space.outer_count, "b", scalar=True)
+        return axes
 
     def _define_rows(self) -> None:
+        """Defines the rows of the block and their masks; neighbouring programs have neighbouring blocks along x."""
+        space, axes = self.space, self.emitter.axes
         program = "tl.program_id(0).to(tl.int64)" if self.kernel.wide else "tl.program_id(0)"
-        self.writer.line(f"x = {program} * XBLOCK + tl.arange(0, XBLOCK)[:, None]")
-        if self.emitter.axes["x"].mask:
-            self.writer.line(f"x_mask = x < {self.space.row_count}")
+        along_x = "[None, :]" if space.y_block else "[:, None]"
+        if space.blocks == space.x_blocks:
+            self.writer.line(f"x = {program} * XBLOCK + tl.arange(0, XBLOCK){along_x}")
+        else:
+            self.writer.line(f"program = {program}")
+            self._define_block("x", "program", space.x_blocks, along_x)
+        if axes["x"].mask:
+            self.writer.line(f"x_mask = x < {space.x_count}")
+        if space.y_block:
+            behind = f"program // {space.x_blocks}" if space.x_blocks > 1 else "program"
+            self._define_block("y", behind, space.y_blocks, "[:, None]")
+            if axes["y"].mask:
+                self.writer.line(f"y_mask = y < {space.y_count}")
+        if "b" in axes:
+            of_rows = space.x_blocks * space.y_blocks
+            self.writer.line(f"b = program // {of_rows}" if of_rows > 1 else "b = program")
+
+    def _define_block(self, axis: str, number: str, blocks: int, direction: str) -> None:
+        """Defines an axis whose block is the remainder of `number` by the number of blocks."""
+        block = f"{axis.upper()}BLOCK"
+        elements = f"tl.arange(0, {block}){direction}"
+        if blocks > 1:
+            self.writer.line(f"{axis} = {number} % {blocks} * {block} + {elements}")
+        else:
+            self.writer.line(f"{axis} = {elements}{'.to(tl.int64)' if self.kernel.wide else ''}")
 
     def define_cols(self, source: str) -> None:
         """Defines `r`, the columns of the block, and its mask."""
@@ -159,7 +144,11 @@ class Loops:
     @property
     def tile_shape(self) -> str:
         """Source of the shape of a block."""
-        return "(XBLOCK, RBLOCK)" if self.space.col_count > 1 else "(XBLOCK, 1)"
+        return "(XBLOCK, RBLOCK)" if self.space.col_count > 1 else self._rows_shape
+
+    @property
+    def _rows_shape(self) -> str:
+        return "(YBLOCK, XBLOCK)" if self.space.y_block else "(XBLOCK, 1)"
 
     # -- results ----------------------------------------------------------------------------------------------------
 
@@ -176,8 +165,9 @@ class Loops:
         """Computes and stores a result of the kernel."""
         value = self.kernel.graph.returns[position]
         indices = self.result_indices(value)
-        shape = self.tile_shape if self.is_full(value) else "(XBLOCK, 1)"
-        axes = ("x", "r") if self.is_full(value) else ("x",)
+        shape = self.tile_shape if self.is_full(value) else self._rows_shape
+        rows = ("y", "x") if self.space.y_block else ("x",)
+        axes = (*rows, "r") if self.is_full(value) else rows
         self.emitter.store(f"out{position}", value, indices, axes, shape)
 
     # -- reductions -------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from math import prod
 from topo_opt.codegen.tile_order import nearest_first
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
 from topo_opt.codegen.triton.tiles import default_tile
+from topo_opt.codegen.triton.transposed_reads import two_axes
 
 MOST = 40
 MOST_ELEMENTS = 64
@@ -23,6 +24,8 @@ def candidates(kernel: Kernel) -> list[dict[str, int]]:
     """Tiles, the default first, then the others by how far they are from it."""
     default = default_tile(kernel)
     rows, cols = _sizes(kernel, default)
+    if "y" in default and (both := two_axes(kernel)) is not None:
+        return nearest_first(default, both.tiles())[:MOST]
     found = [
         default | {"x": x, "r": r, "warps": warps} | parts
         for x, r, warps, parts in product(

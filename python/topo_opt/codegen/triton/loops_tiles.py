@@ -6,17 +6,16 @@ registers, and that there are programs for the whole machine: a few long rows ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from topo_opt.codegen.triton.emit import Emitter, Value
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
 from topo_opt.codegen.triton.looped_rows import UNROLLED_COLUMNS, kept_words, passes
 from topo_opt.codegen.triton.row_split_tiles import MOST_ROWS, Shared, ranked
+from topo_opt.codegen.triton.transposed_reads import Probe, two_axes
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.graph import element_bytes
-from topo_opt.structured.index import ZERO, Expr, const, contiguous_strides, delinearize, strided
+from topo_opt.structured.index import ZERO, const, delinearize
 
 Tile = dict[str, int]
 
@@ -48,23 +47,13 @@ class Layout:
     elements: int
 
 
-class _Probe(Emitter):
-    """An emitter that records where loads go."""
-
-    places: list[tuple[int, Expr]]
-
-    def load(self, number: int, indices: Sequence[Expr]) -> Value:  # type: ignore[override]
-        shape = self.graph.values[number].shape or ()
-        self.places.append((prod(shape), strided(indices, contiguous_strides(shape))))
-        return super().load(number, indices)  # type: ignore[return-value]
-
-
 def default_tile(kernel: Kernel) -> Tile:
     """Block sizes, warps and parts of a kernel of family `loops`."""
     rows, cols = prod(kernel.attributes["rows"]), prod(kernel.attributes["cols"])
     cores = kernel.target.cores
     if cols == 1:
-        return _pointwise(rows, cores)
+        both = two_axes(kernel)
+        return both.default() if both else _pointwise(rows, cores)
     layout, once = read_layout(kernel), _reads_once(kernel)
     limit = UNROLLED_COLUMNS if abs(layout.row) == 1 else WINDOW_COLUMNS
     is_window = once and abs(layout.row) <= WINDOW_STRIDE and abs(layout.row) < cols <= limit
@@ -148,7 +137,7 @@ def read_layout(kernel: Kernel) -> Layout:
     """The layout of the largest tensor that the first reduction of a kernel reads."""
     loops = _loops(kernel, {"x": 1, "r": 1})
     space, graph = loops.space, kernel.graph
-    probe = _Probe(graph, loops.writer, loops.emitter.axes, loops.emitter.pointers)
+    probe = Probe(graph, loops.writer, loops.emitter.axes, loops.emitter.pointers)
     probe.places, loops.emitter = [], probe
     probe.on_reduction = loops.reduction_missing
     for node in graph.nodes:
@@ -159,7 +148,7 @@ def read_layout(kernel: Kernel) -> Layout:
             loops.term(node, 0, tuple(delinearize(space.x, shape)))
         except UnsupportedError:  # it reads another reduction, or has other columns
             continue
-    found = [(n, p) for n, p in probe.places if {"x", "r"} & p.symbols]
+    found = [(n, p) for n, _, p in probe.places if {"x", "r"} & p.symbols]
     if not found:
         return Layout(space.col_count, 1, space.row_count * space.col_count)
     elements, place = max(found, key=lambda item: item[0])
