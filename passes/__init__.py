@@ -15,6 +15,7 @@ PASSES = {
     "topo-raise-rotary": "topo_opt.passes.ingest.raise_rotary:RaiseRotary",
     "topo-raise-masks": "topo_opt.passes.ingest.raise_masks:RaiseMasks",
     "topo-count-recognised": "topo_opt.passes.ingest.count_recognised:CountRecognised",
+    "topo-bubble-up-slices": "topo_opt.passes.schedule.bubble_up_slices:BubbleUpSlices",
     "topo-sink-row-scale": "topo_opt.passes.schedule.sink_row_scale:SinkRowScale",
     "topo-form-expert-kernels": "topo_opt.passes.schedule.form_expert_kernels:FormExpertKernels",
     "topo-form-kernels": "topo_opt.passes.schedule.form_kernels:FormKernels",

@@ -22,6 +22,12 @@ STEPS = {
     "halves": lambda x, v, w: torch.cat((-x[..., 4:], x[..., :4]), -1),
     "cumulate": lambda x, v, w: x.cumsum(1) / 4,
     "attend": lambda x, v, w: F.scaled_dot_product_attention(x[:, None], v[:, None], v[:, None])[:, 0],
+    "attend causally": lambda x, v, w: F.scaled_dot_product_attention(
+        x[:, None], v[:, None], v[:, None], is_causal=True
+    )[:, 0],
+    "last row": lambda x, v, w: x[:, -1:].expand(x.shape) * 0.5 + v,
+    "row in the middle": lambda x, v, w: x[:, x.shape[1] // 2].sin()[:, None] - v,
+    "some columns": lambda x, v, w: torch.cat((x[..., 2:5], v[..., :5]), -1),
     "mask": lambda x, v, w: torch.where(v > 0, x, 0.5 * x),
     "flip": lambda x, v, w: x.flip(1),
     "pad and cut": lambda x, v, w: F.pad(x, (1, 2))[..., 1:9],

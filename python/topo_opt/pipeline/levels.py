@@ -28,12 +28,14 @@ def _schedule(level: int, topology: str | None) -> list[str]:
     recognise = _RECOGNISE if level > 0 else ()
     # Experts' products come with kernels of their own, which the others are formed around.
     experts = "topo-form-expert-kernels" if level > 1 else "topo-form-expert-kernels{fuse=none}"
+    # Behind recognition, which takes patterns whole, and before anything depends on how many rows there are.
+    narrow = ("topo-bubble-up-slices",) if level > 0 else ()
     # Before anything is grouped: what moves behind a product decides what can become part of its kernel.
     sink = ("topo-sink-row-scale",) if level > 1 else ()
     options = f"{{topology={quote(topology)}}}" if topology else ""
     split = (f"topo-split-long-rows{options}",) if level > 1 else ()
     # Inout comes last, on whole kernels: which buffer dies where is known only after they are formed.
-    return [*recognise, *sink, experts, f"topo-form-kernels{{{_FUSE[level]}}}", *split, "topo-mark-inout"]
+    return [*recognise, *narrow, *sink, experts, f"topo-form-kernels{{{_FUSE[level]}}}", *split, "topo-mark-inout"]
 
 
 def _lower(level: int, topology: str | None) -> list[str]:
