@@ -51,6 +51,21 @@ class Append(nn.Module):
         return F.scaled_dot_product_attention(q, self.keys, self.keys, attn_mask=allowed, enable_gqa=True)
 
 
+def experts() -> nn.Module:
+    """A small mixture of experts of transformers, its products grouped."""
+    from transformers import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
+
+    config = Qwen3MoeConfig(
+        hidden_size=128, moe_intermediate_size=64, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True
+    )
+    config._experts_implementation = "grouped_mm"
+    block = Qwen3MoeSparseMoeBlock(config)
+    for parameter in block.parameters():
+        nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(3))
+    return block.bfloat16()
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, its inputs, and the families of kernels that it is here for."""
@@ -78,6 +93,8 @@ CASES = {
     ),
     "decode": Case(Append, lambda: (half(1, 2, 1, 64), half(1, 8, 1, 64), torch.tensor([70])), ("attention", "update")),
     "scan": Case(lambda: Fused(lambda m, x: x.cumsum(1)), lambda: (torch.randn(5, 3000),), ("scan",)),
+    "experts": Case(experts, lambda: (half(1, 48, 128),), ("experts", "group_rows", "top_k")),
+    "experts_few_rows": Case(experts, lambda: (half(1, 2, 128),), ("experts", "top_k")),
     "siblings": Case(
         lambda: Fused(lambda m, x: torch.cat([F.linear(x, m.a).relu().sum(-1), F.linear(x, m.b).sum(-1)]), a=(96, 256), b=(160, 256)),
         lambda: (half(1, 256),),

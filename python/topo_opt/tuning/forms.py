@@ -23,6 +23,8 @@ from topo_opt.tuning.records import Tile
 PACK = "pack"
 JOINT = 6
 """Choices of a pack for one number of warps."""
+_TURN = 5
+"""Choices of one kind in front of those of another: a short search sees both."""
 
 
 class Tunable(Protocol):
@@ -121,7 +123,8 @@ class Packed:
                 tiles = [space[min(rank, len(space) - 1)] for space in fitting]
                 rows.append((rank, order, _joined(tiles)))
         alone = [tile for _, _, tile in sorted(rows, key=lambda r: r[:2])]
-        return _own_first(self.own, [*together, *(t for t in alone if t not in together)])
+        alone = [tile for tile in alone if tile not in together]
+        return _own_first(self.own, [*together[:_TURN], *alone[:_TURN], *together[_TURN:], *alone[_TURN:]])
 
     def lower(self, tile: Tile) -> KernelSource:
         before = [ir.DictAttr(f.attributes["topo.kernel"]) for f in self.members.values()]

@@ -13,7 +13,7 @@ from topo_opt.codegen.triton.gemm_tiles import few_rows
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.target import Target
 
-_KEPT = 5
+_KEPT = 20
 
 
 def tiles(
