@@ -20,6 +20,7 @@ PASSES = {
     "topo-form-expert-kernels": "topo_opt.passes.schedule.form_expert_kernels:FormExpertKernels",
     "topo-form-kernels": "topo_opt.passes.schedule.form_kernels:FormKernels",
     "topo-split-long-rows": "topo_opt.passes.schedule.split_long_rows:SplitLongRows",
+    "topo-align-operands": "topo_opt.passes.schedule.align_operands:AlignOperands",
     "topo-mark-inout": "topo_opt.passes.schedule.mark_inout:MarkInout",
     "topo-choose-tiles": "topo_opt.passes.lower.choose_tiles:ChooseTiles",
     "topo-mark-dependent-launch": "topo_opt.passes.schedule.mark_dependent_launch:MarkDependentLaunch",

@@ -34,8 +34,10 @@ def _schedule(level: int, topology: str | None) -> list[str]:
     sink = ("topo-sink-row-scale",) if level > 1 else ()
     options = f"{{topology={quote(topology)}}}" if topology else ""
     split = (f"topo-split-long-rows{options}",) if level > 1 else ()
+    # What rows of a copy are long enough for depends on the kernel that reads them.
+    align = (f"topo-align-operands{options}",) if level > 1 else ()
     # Inout comes last, on whole kernels: which buffer dies where is known only after they are formed.
-    return [*recognise, *narrow, *sink, experts, f"topo-form-kernels{{{_FUSE[level]}}}", *split, "topo-mark-inout"]
+    return [*recognise, *narrow, *sink, experts, f"topo-form-kernels{{{_FUSE[level]}}}", *split, *align, "topo-mark-inout"]
 
 
 def _lower(level: int, topology: str | None) -> list[str]:

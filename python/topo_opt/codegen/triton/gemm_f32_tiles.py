@@ -70,11 +70,18 @@ _SIZES = (
 
 
 def ordered(kernel: Kernel, figures: Figures) -> list[dict[str, int]]:
-    """Tiles, best first by the model; those with descriptors after those without."""
+    """Tiles, best first by the model; those with descriptors after those without, before them where masks would cost vectors."""
     ways = list(_ways(kernel, figures))
     ways.sort(key=lambda way: _time(kernel, figures, *way))
     plain = gemm_splits.thinned(_tile(figures, *way) for way in ways)
-    return [*plain[:_BEST], *(t | {"tma": 1} for t in plain[:_BEST]), *plain[_BEST:]]
+    described = [t | {"tma": 1} for t in plain[:_BEST]]
+    first, second = (described, plain[:_BEST]) if figures.ragged else (plain[:_BEST], described)
+    return [*first, *second, *plain[_BEST:]]
+
+
+def microseconds(kernel: Kernel, figures: Figures) -> float:
+    """Estimated time of a launch with the best tile."""
+    return min(_time(kernel, figures, *way) for way in _ways(kernel, figures))
 
 
 def _ways(kernel: Kernel, figures: Figures) -> Iterator[tuple[_Size, int]]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from topo_opt.codegen.triton.contraction import find_all
 from topo_opt.codegen.triton.emit import Axis
 from topo_opt.codegen.triton.gemm_base import Gemm
 from topo_opt.codegen.triton.kernel import Kernel
+from topo_opt.codegen.triton.recorded_loads import ALIGNMENT, single_load
+from topo_opt.codegen.triton.rehearsal import Load
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.graph import element_bytes
-from topo_opt.structured.index import Symbol, contiguous_strides, strided, symbol
+from topo_opt.structured.index import Expr, Symbol, contiguous_strides, strided, symbol
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Figures:
     statistics: int
     early_statistics: bool
     """A factor waits for a statistic."""
+    ragged: bool = False
+    """A factor with aligned rows ends within a vector: its mask leaves single elements to loads through pointers."""
 
     @property
     def width(self) -> int:
@@ -57,6 +62,14 @@ def figures_of(kernel: Kernel) -> Figures:
         element = kernel.graph.values[found[0].operand("left")[1]].element
         width = element_bytes(element)
         return Figures(batch, m, n, k, len(found), element, width * len(found), width, True, 0, False)
+
+
+def loaded_factors(kernel: Kernel) -> list[tuple[int, Expr]]:
+    """The value in memory and the element of it, over `b`, `m`, `n` and `k`, of every factor that is not computed."""
+    try:
+        return _Probe(kernel).loaded()
+    except UnsupportedError:  # lowering says it
+        return []
 
 
 class _Probe(Gemm):
@@ -96,9 +109,39 @@ class _Probe(Gemm):
             all(step <= 1.0 for _, step in steps),
             len(statistics),
             any(early),
+            any(map(self._is_ragged, [*right.loads, *left.loads])),
         )
 
-    def _step(self, load: tuple) -> tuple[float, float]:
+    def _is_ragged(self, load: Load) -> bool:
+        """Whether a factor is as `Figures.ragged` says."""
+        number, indices = load
+        info = self.kernel.graph.values[number]
+        vector = max(1, ALIGNMENT // element_bytes(info.element))
+        terms = strided(indices, contiguous_strides(info.shape or ())).terms
+        along = [atom for atom, step in terms if step == 1]
+        aligned = all(step % vector == 0 for _, step in terms if step != 1)
+        return aligned and any(isinstance(a, Symbol) and a.size % vector > 0 for a in along)
+
+    def loaded(self) -> list[tuple[int, Expr]]:
+        places = [
+            symbol(name, size)
+            for name, size in (("b", self.batch), ("m", self.m), ("n", self.n), ("k", self.k))
+        ]
+        self.emitter.axes = {
+            n: Axis(n, s, n) for n, s in (("b", self.batch), ("m", self.m), ("n", self.n), ("k", self.k))
+        }
+        found = []
+        for contraction in self.contractions:
+            loop = contraction.loop(*places)
+            for side in ("left", "right"):
+                position, value = contraction.operand(side)
+                with suppress(UnsupportedError):  # computed
+                    found.append(
+                        single_load(self.emitter, value, contraction.node.maps[position].apply(loop))
+                    )
+        return found
+
+    def _step(self, load: Load) -> tuple[float, float]:
         """Bytes of an element and how far one step of k moves in memory; a fraction where several steps share an element."""
         number, indices = load
         info = self.kernel.graph.values[number]

@@ -78,6 +78,14 @@ def ordered(kernel: Kernel, figures: Figures) -> list[dict[str, int]]:
     return gemm_splits.thinned(tile for _, tile in sorted(timed, key=lambda t: t[0]))
 
 
+def microseconds(kernel: Kernel, figures: Figures) -> float:
+    """Estimated time of a launch with the best tile."""
+    if figures.element == "f32":
+        return gemm_f32_tiles.microseconds(kernel, figures)
+    math = _has_math(kernel)
+    return min(_time(kernel, figures, way, math) for way in _ways(kernel, figures))
+
+
 def variants(kernel: Kernel, figures: Figures) -> list[dict[str, int]]:
     """Tiles to measure, best first: those of the model, then their walks and loads varied."""
     best = ordered(kernel, figures)
