@@ -184,7 +184,7 @@ def bert(batch: int, length: int) -> Callable[[str], Work]:
         class Encoder(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.model = BertModel(BertConfig(), add_pooling_layer=False)
+                self.model = BertModel(BertConfig(attn_implementation="sdpa"), add_pooling_layer=False)
 
             def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
                 return self.model(ids, attention_mask=mask).last_hidden_state
@@ -219,7 +219,7 @@ def vit(batch: int) -> Callable[[str], Work]:
         class Encoder(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.model = ViTModel(ViTConfig(), add_pooling_layer=False)
+                self.model = ViTModel(ViTConfig(attn_implementation="sdpa"), add_pooling_layer=False)
 
             def forward(self, pixels: Tensor) -> Tensor:
                 return self.model(pixels).last_hidden_state
@@ -241,7 +241,11 @@ def whisper_encoder(batch: int) -> Callable[[str], Work]:
         from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
         config = WhisperConfig(
-            d_model=768, encoder_layers=12, encoder_attention_heads=12, encoder_ffn_dim=3072
+            d_model=768,
+            encoder_layers=12,
+            encoder_attention_heads=12,
+            encoder_ffn_dim=3072,
+            attn_implementation="sdpa",
         )
 
         class Encoder(nn.Module):
@@ -270,7 +274,9 @@ def gpt2_medium(batch: int, length: int) -> Callable[[str], Work]:
         class Model(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.model = GPT2LMHeadModel(GPT2Config(n_embd=1024, n_layer=24, n_head=16))
+                self.model = GPT2LMHeadModel(
+                    GPT2Config(n_embd=1024, n_layer=24, n_head=16, attn_implementation="sdpa")
+                )
 
             def forward(self, ids: Tensor) -> Tensor:
                 return self.model(ids, use_cache=False).logits

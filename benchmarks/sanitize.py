@@ -10,8 +10,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -20,6 +22,9 @@ from torch.nn import functional as F
 
 TOOLS = ("memcheck", "racecheck")
 TIMEOUT_S = 600
+PROCESSES = 8
+TEXT = 4000
+"""Characters of a failed tool's output that are shown."""
 TOLERANCE = 0.05
 CACHE = 96
 
@@ -127,14 +132,14 @@ def prepare(folder: Path) -> int:
     return 1 if missing or left else 0
 
 
-def run_all(folder: Path) -> int:
+def run_all(folder: Path, names: Sequence[str]) -> int:
     """Runs every case twice, kernel by kernel, and compares with eager; 1 when a result is off."""
     from topo_opt.runtime import load
 
     wrong = 0
-    for name, case in CASES.items():
+    for name in names:
         program = load(folder / name, "cuda", strict=True, graphs="off")
-        inputs = [x.cuda() for x in case.inputs()]
+        inputs = [x.cuda() for x in CASES[name].inputs()]
         for _ in range(2):
             expected = program.run_aten("main", inputs, commit=False)
             got = program.call_flat("main", inputs)
@@ -146,20 +151,24 @@ def run_all(folder: Path) -> int:
     return 1 if wrong else 0
 
 
-def under(tool: str, sanitizer: str, folder: Path) -> bool:
-    """Whether a tool has nothing to say about all cases; prints what it says."""
+def under(tool: str, sanitizer: str, folder: Path, name: str) -> bool:
+    """Whether a tool has nothing to say about a case; prints what it says, and where the tool itself gave up."""
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     command = [
         sanitizer, "--tool", tool, "--kernel-name", "kns=k_", "--error-exitcode", "99", "--print-limit", "20",
-        sys.executable, os.path.abspath(__file__), str(folder), "--run",
+        sys.executable, os.path.abspath(__file__), str(folder), "--run", "--cases", name,
     ]  # fmt: skip
     try:
-        code = subprocess.run(command, env=environment, timeout=TIMEOUT_S).returncode
+        done = subprocess.run(command, env=environment, timeout=TIMEOUT_S, capture_output=True, text=True)
     except subprocess.TimeoutExpired:
-        print(f"{tool}: no end after {TIMEOUT_S} s")
+        print(f"{tool} {name}: no end after {TIMEOUT_S} s", flush=True)
         return False
-    print(f"{tool}: {'clean' if code == 0 else f'exit code {code}'}", flush=True)
-    return code == 0
+    text = done.stdout + done.stderr
+    if done.returncode:
+        print(text[-TEXT:])
+    verdict = "the tool failed" if "Internal Sanitizer Error" in text else f"exit code {done.returncode}"
+    print(f"{tool} {name}: {verdict if done.returncode else 'clean'}", flush=True)
+    return done.returncode == 0
 
 
 def main() -> int:
@@ -169,21 +178,26 @@ def main() -> int:
     parser.add_argument("--prepare", action="store_true", help="compile the models, without a GPU")
     parser.add_argument("--run", action="store_true", help="run the models without a tool")
     parser.add_argument("--tools", default=",".join(TOOLS))
+    parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument(
         "--sanitizer", default=shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     )
     arguments = parser.parse_args()
     if arguments.prepare:
         return prepare(arguments.folder)
+    names = arguments.cases.split(",")
     if arguments.run:
-        return run_all(arguments.folder)
+        return run_all(arguments.folder, names)
     # Compiled outside of the tools, which find everything in Triton's cache.
-    if code := run_all(arguments.folder):
+    if code := run_all(arguments.folder, names):
         return code
     if not os.access(arguments.sanitizer, os.X_OK):
         print(f"{arguments.sanitizer} is not there: install the CUDA toolkit, or give --sanitizer")
         return 2
-    clean = [under(tool, arguments.sanitizer, arguments.folder) for tool in arguments.tools.split(",")]
+    # Every case on its own, since a tool that stops at one would not get to the next.
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        jobs = product(arguments.tools.split(","), names)
+        clean = list(pool.map(lambda j: under(j[0], arguments.sanitizer, arguments.folder, j[1]), jobs))
     return 0 if all(clean) else 1
 
 

@@ -156,8 +156,10 @@ class AttentionSpace:
 
 MOST_CANDIDATES = 40
 # For many rows and for few: (rows a block), (keys a block), (warps), (stages).
-_MANY_ROWS = ((64, 128), (32, 64, 128), (4, 8), (2, 3, 4))
+_MANY_ROWS = ((64, 128), (32, 64, 128, 256), (4, 8), (1, 2, 3, 4))
 _FEW_ROWS = ((16, 32), (16, 32, 64, 128), (1, 2, 4, 8), (1, 2, 3, 4))
+_DESCRIBED_KEYS = 128
+"""Keys a block through descriptors: the best of full searches for five encoders and decoders (kernels-h200.md) had 64 to 256."""
 _PROGRAMS_PER_CORE = 4
 """Programs of few rows a core should have: each waits for memory most of the time."""
 _KEYS_PER_WARP = 16
@@ -193,20 +195,26 @@ def candidates(kernel: Kernel) -> list[dict[str, int]]:
         groups = problem.batch * problem.heads // default["pack"]
         best = sorted(found, key=lambda t: (_few_rows_cost(problem, groups, kernel, t), sorted(t.items())))
         return _once([default, *best])[:MOST_CANDIDATES]
-    found += [{**tile, "tma": 1} for tile in found] if problem.element != "f32" else []
     near = sorted(found, key=lambda t: (_many_rows_cost(default, t), sorted(t.items())))
-    return _once([default, *near])[:MOST_CANDIDATES]
+    if problem.element == "f32":
+        return _once([default, *near])[:MOST_CANDIDATES]
+    described = {**default, "n": min(_DESCRIBED_KEYS, next_power_of_two(problem.keys)), "stages": 2}
+    with_descriptors = [
+        {**tile, "tma": 1}
+        for tile in sorted(found, key=lambda t: (_many_rows_cost(described, t), sorted(t.items())))
+    ]
+    turns = [tile for pair in zip(with_descriptors, near) for tile in pair]
+    return _once([default, *turns])[:MOST_CANDIDATES]
 
 
-def _many_rows_cost(default: dict[str, int], tile: dict[str, int]) -> float:
-    """How far a tile of many rows is from the default: a larger block of rows wants the warps to go with it."""
-    rows, warps = (log2(tile[key] / default[key]) for key in ("m", "warps"))
+def _many_rows_cost(wanted: dict[str, int], tile: dict[str, int]) -> float:
+    """How far a tile of many rows is from one that is known to be good: a larger block of rows wants the warps to go with it."""
+    rows, warps = (log2(tile[key] / wanted[key]) for key in ("m", "warps"))
     return (
         0.8 * abs(rows)
         + 1.2 * abs(rows - warps)
-        + 0.7 * abs(log2(tile["n"] / default["n"]))
-        + 0.5 * abs(tile["stages"] - default["stages"])
-        + 0.9 * tile.get("tma", 0)
+        + 0.7 * abs(log2(tile["n"] / wanted["n"]))
+        + 0.5 * abs(tile["stages"] - wanted["stages"])
     )
 
 
