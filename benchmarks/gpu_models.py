@@ -112,16 +112,15 @@ def grouped_by_loops(module: torch.nn.Module) -> Iterator[None]:
 
 
 def tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of all parameters and buffers by every name they have, also of buffers that no state dict holds."""
+    """All parameters and buffers by every name they have, also buffers that no state dict holds."""
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    return {name: value.detach().clone() for name, value in named}
+    return {name: value.detach() for name, value in named}
 
 
 def restore(module: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
     """Sets every parameter and buffer to its value in `state`, converted to the module's type."""
     for name, value in tensors(module).items():
-        owner, _, leaf = name.rpartition(".")
-        getattr(module.get_submodule(owner), leaf).data.copy_(state[name].to(value.dtype))
+        value.copy_(state[name])
 
 
 def run_case(
@@ -135,7 +134,7 @@ def run_case(
     for name, buffer in work.module.named_buffers():
         if name.endswith(("keys", "values")):
             buffer.normal_()
-    state = tensors(work.module)
+    state = {name: value.clone() for name, value in tensors(work.module).items()}
     floor = max(work.nbytes / ceilings[0], work.flops / ceilings[1]) * 1e3
     start = time.time()
     program = runtime.load(folder / case, "cuda", weights=state, strict=True)
