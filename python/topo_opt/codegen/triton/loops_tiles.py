@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from topo_opt.codegen.triton.broadcast_reads import within_rows
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
 from topo_opt.codegen.triton.looped_rows import UNROLLED_COLUMNS, kept_words, passes
 from topo_opt.codegen.triton.row_split_tiles import MOST_ROWS, Shared, ranked
@@ -53,7 +54,7 @@ def default_tile(kernel: Kernel) -> Tile:
     cores = kernel.target.cores
     if cols == 1:
         both = two_axes(kernel)
-        return both.default() if both else _pointwise(rows, cores)
+        return both.default() if both else _pointwise(kernel, rows)
     layout, once = read_layout(kernel), _reads_once(kernel)
     limit = UNROLLED_COLUMNS if abs(layout.row) == 1 else WINDOW_COLUMNS
     is_window = once and abs(layout.row) <= WINDOW_STRIDE and abs(layout.row) < cols <= limit
@@ -68,9 +69,11 @@ def default_tile(kernel: Kernel) -> Tile:
     return tile | _parts(kernel, tile, rows, cols)
 
 
-def _pointwise(rows: int, cores: int) -> Tile:
-    block = min(next_power_of_two(max(rows, 1)), ELEMENTS, max(128, next_power_of_two(rows // (2 * cores))))
-    return {"x": block, "r": 1, "warps": max(1, min(4, block // 128))}
+def _pointwise(kernel: Kernel, rows: int) -> Tile:
+    spread = max(128, next_power_of_two(rows // (2 * kernel.target.cores)))
+    tile = {"x": min(next_power_of_two(max(rows, 1)), ELEMENTS, spread), "r": 1}
+    tile |= within_rows(kernel, tile["x"])
+    return tile | {"warps": max(1, min(4, tile["x"] // 128))}
 
 
 def _along_columns(rows: int, cols: int, once: bool) -> Tile:

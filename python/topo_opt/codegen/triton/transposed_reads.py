@@ -90,7 +90,7 @@ def two_axes(kernel: Kernel) -> TwoAxes | None:
     if len(wide) < 2:
         return None
     best: tuple[int, int, list[int]] | None = None
-    for numel, element, place in _places(graph, kernel, rows):
+    for numel, element, place in read_places(graph, kernel, rows):
         strides = _strides(place, rows)
         size_bytes = numel * element_bytes(element)
         if numel * _SHARE < prod(rows) or abs(strides[wide[-1]]) <= 1:
@@ -115,7 +115,7 @@ def _joins(strides: Sequence[int], rows: Sequence[int], first: int) -> bool:
     return rows[first - 1] == 1 or strides[first - 1] == strides[first] * rows[first]
 
 
-def _places(graph: Graph, kernel: Kernel, rows: Sequence[int]) -> list[tuple[int, str, Expr]]:
+def read_places(graph: Graph, kernel: Kernel, rows: Sequence[int]) -> list[tuple[int, str, Expr]]:
     """Where the results of a pointwise kernel read, at an index `d0`, `d1`, ... of every dimension."""
     indices = [symbol(f"d{d}", size) for d, size in enumerate(rows)]
     axes = {f"d{d}": Axis(f"d{d}", size, f"d{d}") for d, size in enumerate(rows)}
