@@ -10,6 +10,7 @@ against float64 beside eager's. Rows go to `kernel_problems.jsonl` in the curren
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import sys
@@ -76,8 +77,7 @@ def errors(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], ours: torc
         return {"differs": int((eager != ours).sum())}
     if 2 * sum(i.nbytes for i in (*inputs, eager)) > EXACT_BYTES:
         return {"from_eager": ((ours - eager).abs().max() / eager.abs().max()).item()}
-    exact = module.double()(*(i.double() for i in inputs))
-    module.float()
+    exact = copy.deepcopy(module).double()(*(i.double() if i.is_floating_point() else i for i in inputs))
     scale = exact.abs().max()
     return {
         "error": ((ours - exact).abs().max() / scale).item(),

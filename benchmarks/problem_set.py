@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
+from quantised_problems import QUANTISED
 from torch import nn
 
 Built = tuple[nn.Module, tuple[torch.Tensor, ...]]
@@ -214,4 +215,4 @@ LAYERS: dict[str, Builder] = {
     "transformer-layer": model(lambda: nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True, norm_first=True), 32, 256, 512),
 }  # fmt: skip
 
-PROBLEMS: dict[str, Builder] = ELEMENTWISE | ROWWISE | REDUCTIONS | SCANS | PRODUCTS | LAYERS
+PROBLEMS: dict[str, Builder] = ELEMENTWISE | ROWWISE | REDUCTIONS | SCANS | PRODUCTS | LAYERS | QUANTISED
