@@ -28,7 +28,8 @@ def within_rows(kernel: Kernel, block: int) -> dict[str, int]:
         block: elements of a block that spans all dimensions.
     """
     rows, graph = tuple(kernel.attributes["rows"]), kernel.graph
-    if len(rows) < 2 or block < LEAST_BLOCK:
+    sizes = [graph.values[v].numel for v in graph.arguments]
+    if block < LEAST_BLOCK or not any(1 < n <= prod(rows) // LEAST_BLOCK for n in sizes):
         return {}
     stored = [element_bytes(graph.values[v].element) for v in graph.returns]
     divisor = ALIGNMENT // min(ALIGNMENT, *stored)
