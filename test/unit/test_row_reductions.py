@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from kernel_check import launch
-from loops_samples import kernels_of
+from loops_samples import compiled, kernels_of
 from torch_mlir import ir
 
 import topo_opt
@@ -196,6 +198,49 @@ def test_default_tiles_follow_the_layout():
     assert strides == (4096, 1) and tile["x"] == 1 and "parts" not in tile
     ((strides, tile),) = tile_of(torch.nn.MaxPool2d(3, 2), meta(16, 64, 256, 256))
     assert strides == (2, 1) and tile["r"] == 1 and tile["x"] >= 256
+
+
+def test_blocks_have_whole_runs_of_neighbours_where_their_number_is_odd():
+    for function in (lambda x: x.sum(1), lambda x: x.argmax(1)):
+        ((strides, tile),) = tile_of(function, meta(64, 2048, 2047))
+        assert strides == (1, 2047) and tile["inner"] == 1 and tile["x"] == 128 and tile["parts"] > 1
+        ((_, tile),) = tile_of(function, meta(64, 2048, 2048))
+        assert "inner" not in tile
+    ((_, tile),) = tile_of(lambda x: x.sum((1, 2)), meta(256, 128, 3, 15, 15))
+    assert tile["inner"] == 2 and -(-225 // tile["x"]) * tile["x"] <= 1.15 * 225
+    ((_, tile),) = tile_of(torch.nn.AvgPool1d(8, 1, 4), meta(64, 128, 16384))
+    assert tile == {"x": 512, "r": 1, "warps": 4, "inner": 1}
+
+
+INNER = {"x": 16, "r": 8, "warps": 1, "inner": 2}
+
+
+@pytest.mark.parametrize(
+    "function,tile",
+    [
+        (lambda x: x.sum(1), INNER),
+        (lambda x: x.sum(1), INNER | {"parts": 3}),
+        (lambda x: x.softmax(1), INNER),
+        (lambda x: x.softmax(1), INNER | {"r": 64}),
+    ],
+)
+def test_blocks_of_the_inner_rows_alone(function, tile):
+    x = torch.randn(3, 40, 7, 5)
+    source = check(function, [x], tile, [function(x).shape])
+    assert "b = program //" in source
+
+
+@pytest.mark.parametrize("function", [lambda x: x.sum(1), lambda x: x.argmax(1)])
+def test_a_reduction_of_an_outer_axis_reads_runs_whatever_the_sizes(function):
+    module, functions = kernels_of(function, meta(64, 2048, 2047))
+    with module.context, ir.Location.unknown():
+        kernel = Kernel(functions[0], Target(cores=132))
+        tile = default_tile(kernel)
+        kernel.attributes = {**kernel.attributes, "tile": tile}
+        code = compiled(lower(kernel)).asm["ttgir"]
+    layout = re.search(rf"tt\.load .*tensor<128x{tile['r']}x!tt\.ptr<f32>, (#\w+)>", code)[1]
+    order = re.search(rf"{layout} = #ttg\.blocked<.*order = \[(\d)", code)[1]
+    assert order == "0"  # threads lie along the rows
 
 
 def test_few_columns_in_memory_are_read_in_blocks_that_fit_them():

@@ -304,7 +304,7 @@ class Places(Accumulator):
         writer, second = self.loops.writer, self._combiner(self.pair.second)
         peak = writer.bind(self._combiner(self.pair.first).reduce(lanes[0]))
         kept = f"({lanes[0]} == {peak}) | ({lanes[0]} != {lanes[0]})"
-        place = writer.bind(f"tl.where({kept}, {lanes[1]}, {second.identity})")
+        place = writer.bind(f"tl.where({kept}, {lanes[1]}, {self.states[1].identity})")
         return [peak, writer.bind(second.reduce(place))]
 
     def merge(self, kept: Sequence[str], lanes: Sequence[str]) -> list[str]:
@@ -312,7 +312,8 @@ class Places(Accumulator):
         peak = writer.bind(self._combiner(self.pair.first).combine(kept[0], lanes[0]))
         # A peak that is no number stays.
         places = [
-            f"tl.where(({p} == {peak}) | ({p} != {p}), {i}, {second.identity})" for p, i in (kept, lanes)
+            f"tl.where(({p} == {peak}) | ({p} != {p}), {i}, {self.states[1].identity})"
+            for p, i in (kept, lanes)
         ]
         return [peak, second.combine(writer.bind(places[0]), writer.bind(places[1]))]
 
@@ -321,8 +322,44 @@ class Places(Accumulator):
             self.loops.emitter.seeds[self.result(request)] = Value(column, state.element, frozenset("x"))
 
 
+@dataclass
+class FirstPlaces(Places):
+    """As `Places`, where places are columns: a lane sees them in their order, so a value counts only when it is better."""
+
+    forward_only = True
+    _NOWHERE = 2**31 - 1
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        return State("f32", self._combiner(self.pair.first).identity), State("i32", str(self._NOWHERE))
+
+    def step(self) -> None:
+        loops, writer, (peak, place) = self.loops, self.loops.writer, self.lanes
+        number, position, indices = self.pair.first
+        found = loops.term(loops.kernel.graph.nodes[number], position, indices)
+        assert found is not None
+        value = found[0].source
+        no_better = "<=" if self._combiner(self.pair.first).symbol == "max" else ">="
+        # What is no number is better than any, and then stays.
+        better = writer.bind(f"~({value} {no_better} {peak}) & ({peak} == {peak})", "better")
+        writer.line(f"{place} = tl.where({better}, r, {place})")
+        writer.line(f"{peak} = tl.where({better}, {value}, {peak})")
+
+    def seed(self, columns: Sequence[str]) -> None:
+        # Where nothing was better than the identity, every column has it.
+        place = self.loops.writer.bind(
+            f"tl.where({columns[1]} == {self._NOWHERE}, 0, {columns[1]}).to(tl.int64)"
+        )
+        for request, column, element in (
+            (self.pair.first, columns[0], "f32"),
+            (self.pair.second, place, "i64"),
+        ):
+            self.loops.emitter.seeds[self.result(request)] = Value(column, element, frozenset("x"))
+
+
 PAIRS: dict[str, type[Exponentials] | type[Moments] | type[Places]] = {
     "exponentials": Exponentials,
     "moments": Moments,
     "places": Places,
+    "first_places": FirstPlaces,
 }

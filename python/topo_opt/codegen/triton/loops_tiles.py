@@ -35,17 +35,29 @@ WINDOW_COLUMNS = 128
 """Columns of such rows, where each row has elements of its own; neighbours only up to `UNROLLED_COLUMNS`."""
 PROGRAMS_PER_CORE = 4
 """Programs of 8 warps that one core runs at a time."""
+ROUNDS = 4
+"""How often the programs that run at a time follow each other, where they are more: the last round may be nearly empty."""
+LEAST_STEPS = 4
+"""Steps of a program at least, where rows are shared for that."""
+IDLE = 1.15
+"""Elements of blocks to elements that exist, at most, where one dimension of the rows is divided into blocks."""
+RUN_ELEMENTS = 4
+"""Neighbours that a thread reads at once."""
 COMBINED_ELEMENTS = 16384
 """Parts of a block of rows that one program puts together."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How far apart neighbouring rows and columns of the largest tensor that a reduction reads are, in elements."""
+    """How far apart neighbouring rows and columns of the largest tensor that a reduction reads are, in elements.
+
+    `inner`: dimensions of the rows, the last ones, along which all rows are that far apart.
+    """
 
     row: int
     column: int
     elements: int
+    inner: int
 
 
 def default_tile(kernel: Kernel) -> Tile:
@@ -59,14 +71,14 @@ def default_tile(kernel: Kernel) -> Tile:
     limit = UNROLLED_COLUMNS if abs(layout.row) == 1 else WINDOW_COLUMNS
     is_window = once and abs(layout.row) <= WINDOW_STRIDE and abs(layout.row) < cols <= limit
     if is_window and rows >= cores * ELEMENTS // 4:
-        return {"x": 512 if abs(layout.row) == 1 else 256, "r": 1, "warps": 4}
+        return _window(kernel, layout)
     if abs(layout.column) == 1 or abs(layout.row) > WINDOW_STRIDE:
         tile = _along_columns(rows, cols, once)
-    elif once and -(-rows // MOST_ROWS) < cores:
+    elif once and -(-rows // MOST_ROWS) < cores and not _whole_runs(kernel, layout, MOST_ROWS):
         return _few_neighbours(kernel, layout, rows, cols)
     else:
-        tile = _along_rows(rows, cols, once)
-    return tile | _parts(kernel, tile, rows, cols)
+        tile = _along_rows(kernel, layout, once)
+    return tile | _parts(kernel, tile)
 
 
 def _pointwise(kernel: Kernel, rows: int) -> Tile:
@@ -86,14 +98,43 @@ def _along_columns(rows: int, cols: int, once: bool) -> Tile:
     return {"x": x, "r": r, "warps": min(32, max(8, r // 1024)) if r * x >= 4096 else 4}
 
 
-def _along_rows(rows: int, cols: int, once: bool) -> Tile:
+def _along_rows(kernel: Kernel, layout: Layout, once: bool) -> Tile:
     """Threads lie along the rows, which are neighbours in memory."""
+    rows, cols = prod(kernel.attributes["rows"]), prod(kernel.attributes["cols"])
     if once or cols > STRIDED_COLUMNS:
         x = min(next_power_of_two(rows), 128)
-        return {"x": x, "r": min(next_power_of_two(cols), 4096 // x), "warps": 4}
-    r = next_power_of_two(cols)
-    x = min(next_power_of_two(rows), max(16, min(64, 8192 // r)))
-    return {"x": x, "r": r, "warps": 8 if x * r >= 8192 else 4}
+        elements = 4096 // next_power_of_two(max(kept_words(_loops(kernel, {"x": 1, "r": 1})), 1))
+        tile = {"x": x, "r": min(next_power_of_two(cols), elements // x), "warps": 4}
+    else:
+        r = next_power_of_two(cols)
+        x = min(next_power_of_two(rows), max(16, min(64, 8192 // r)))
+        tile = {"x": x, "r": r, "warps": 8 if x * r >= 8192 else 4}
+    return tile | _whole_runs(kernel, layout, tile["x"])
+
+
+def _whole_runs(kernel: Kernel, layout: Layout, x: int) -> Tile:
+    """Blocks along the inner dimensions of the rows alone, where Triton would not see the runs of neighbours otherwise.
+
+    A block of all rows divides by the number of neighbours, and what it reads has runs of powers of two that divide it.
+    """
+    rows = kernel.attributes["rows"]
+    count = prod(rows[len(rows) - layout.inner :])
+    if count == prod(rows) or count & -count >= RUN_ELEMENTS:
+        return {}
+    fitting = [x]
+    while fitting[-1] > 16:
+        fitting.append(fitting[-1] // 2)
+    idle = {size: -(-count // size) * size / count for size in fitting}
+    best = next((s for s in fitting if idle[s] <= IDLE), min(fitting, key=lambda s: idle[s]))
+    return {"x": min(best, next_power_of_two(count)), "inner": layout.inner}
+
+
+def _window(kernel: Kernel, layout: Layout) -> Tile:
+    """Columns are visited one at a time: the elements of a window, which those of its neighbours share."""
+    x = 512 if abs(layout.row) == 1 else 256
+    found = _whole_runs(kernel, layout, x)
+    # Fewer rows leave threads with a single one, whose indices cost more than a division.
+    return {"x": x, "r": 1, "warps": 4} | (found if found.get("x", 0) >= 256 else {})
 
 
 def _few_neighbours(kernel: Kernel, layout: Layout, rows: int, cols: int) -> Tile:
@@ -106,14 +147,27 @@ def _few_neighbours(kernel: Kernel, layout: Layout, rows: int, cols: int) -> Til
     return tile if tile["parts"] > 1 else {k: v for k, v in tile.items() if k != "parts"}
 
 
-def _parts(kernel: Kernel, tile: Tile, rows: int, cols: int) -> Tile:
-    """How many programs share a block of rows, where the blocks alone leave cores idle."""
-    blocks, steps = -(-rows // tile["x"]), -(-cols // tile["r"])
-    wanted = kernel.target.cores * PROGRAMS_PER_CORE * 8 // tile["warps"]
-    parts = min(steps, wanted // blocks, COMBINED_ELEMENTS // tile["x"])
+def _parts(kernel: Kernel, tile: Tile) -> Tile:
+    """How many programs share a block of rows, where the blocks alone leave cores idle.
+
+    Blocks that the machine runs at once are shared by as many as fill it. More are shared where few rounds would end with
+    most cores idle.
+    """
+    space = _loops(kernel, tile).space
+    steps = -(-space.col_count // space.r_block)
+    at_once = kernel.target.cores * PROGRAMS_PER_CORE * 8 // tile["warps"]
+    parts = at_once // space.blocks
+    if parts < 2 and space.blocks > at_once // 2:
+        parts = min(-(-ROUNDS * at_once // space.blocks), steps // LEAST_STEPS)
+    parts = _even(min(steps, parts, COMBINED_ELEMENTS // tile["x"]), steps)
     if parts < 2 or not _can_share(kernel, tile):
         return {}
     return {"parts": parts}
+
+
+def _even(parts: int, steps: int) -> int:
+    """Fewer parts where they have equal steps then, which needs no masks; not so few that it costs more than that."""
+    return next((p for p in range(parts, parts * 3 // 4, -1) if steps % p == 0), parts)
 
 
 def _can_share(kernel: Kernel, tile: Tile) -> bool:
@@ -153,10 +207,16 @@ def read_layout(kernel: Kernel) -> Layout:
             continue
     found = [(n, p) for n, _, p in probe.places if {"x", "r"} & p.symbols]
     if not found:
-        return Layout(space.col_count, 1, space.row_count * space.col_count)
+        return Layout(space.col_count, 1, space.row_count * space.col_count, len(space.rows))
     elements, place = max(found, key=lambda item: item[0])
 
     def at(x: int, r: int) -> int:
         return place.substitute({"x": const(x) if x else ZERO, "r": const(r) if r else ZERO}).bounds[0]
 
-    return Layout(at(min(1, space.row_count - 1), 0) - at(0, 0), at(0, 1) - at(0, 0), elements)
+    start, row = at(0, 0), at(min(1, space.row_count - 1), 0) - at(0, 0)
+    inner, count = 0, 1
+    for size in reversed(space.rows):
+        if size > 1 and at(count, 0) - start != row * count:
+            break
+        inner, count = inner + 1, count * size
+    return Layout(row, at(0, 1) - start, elements, inner)

@@ -54,7 +54,7 @@ class Place:
 class Pair:
     """`shift` is the value that the second reduction subtracts (compares with), in terms of the result of the first."""
 
-    kind: Literal["exponentials", "moments", "places"]
+    kind: Literal["exponentials", "moments", "places", "first_places"]
     first: Request
     second: Request
     shift: Place
@@ -92,8 +92,12 @@ def match(loops: Loops, first: Request, second: Request) -> Pair | None:
         return None
     (symbol, summed), (total, term) = one, other
     if symbol in ("max", "min") and total == "min" and elements == ["f32", "i64"]:
-        peak = _compared(graph, _Asked(loops, first), summed, follow(graph, term))
-        return Pair("places", first, second, peak) if peak is not None else None
+        compared = _compared(graph, _Asked(loops, first), summed, follow(graph, term))
+        if compared is None:
+            return None
+        columns = compared.place == loops.space.r and loops.space.col_count < 2**31
+        is_first = columns and compared.is_place_of_nan and _propagates_nan(loops, first)
+        return Pair("first_places" if is_first else "places", first, second, compared.peak)
     if elements != ["f32", "f32"]:
         return None
     if total != "+" or symbol not in ("max", "+"):
@@ -153,8 +157,24 @@ def _squared_difference(graph: Graph, root: Place) -> tuple[Place, Place] | None
 _EQUAL, _UNLIKE = 1, 13  # oeq and une of arith.cmpf
 
 
-def _compared(graph: Graph, asked: _Asked, term: Place, root: Place) -> Place | None:
-    """The peak in `select(term == peak or term is no number, place, beyond)` with `beyond` past every place, else None."""
+@dataclass(frozen=True)
+class _Compared:
+    """`select(term == peak or term is no number, place, beyond)`; without the second test a NaN has no place."""
+
+    peak: Place
+    place: Expr
+    is_place_of_nan: bool
+
+
+def _propagates_nan(loops: Loops, request: Request) -> bool:
+    """Whether a largest (smallest) value is no number where any is none."""
+    node = loops.kernel.graph.nodes[request[0]]
+    known = recognise(node, request[1], loops.kernel.graph.values[node.results[request[1]]].element)
+    return known is not None and known.combiner.function in ("_max_nan", "_min_nan")
+
+
+def _compared(graph: Graph, asked: _Asked, term: Place, root: Place) -> _Compared | None:
+    """What is compared in a term that is a place where it is the peak, and past every place elsewhere; else None."""
     if _name(root) != "arith.select":
         return None
     place = follow(graph, root.operand(1))
@@ -163,7 +183,8 @@ def _compared(graph: Graph, asked: _Asked, term: Place, root: Place) -> Place | 
     if _name(place) != "linalg.index":
         return None
     assert place.op is not None
-    count = place.node.domain[ir.IntegerAttr(place.op.attributes["dim"]).value]
+    dim = ir.IntegerAttr(place.op.attributes["dim"]).value
+    count = place.node.domain[dim]
     beyond = asked.integer(root.operand(2))
     if beyond is None or beyond < count - 1:
         return None
@@ -181,7 +202,7 @@ def _compared(graph: Graph, asked: _Asked, term: Place, root: Place) -> Place | 
             peaks.append(test.operand(1))
         elif predicate != _UNLIKE or not asked.same(term, test.operand(1)):
             return None
-    return peaks[0] if len(peaks) == 1 else None
+    return _Compared(peaks[0], place.loop[dim], len(tests) == 2) if len(peaks) == 1 else None
 
 
 @dataclass
