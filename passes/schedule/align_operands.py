@@ -102,12 +102,13 @@ def _off_boundaries(kernel: Kernel) -> dict[int, int]:
     for value, place in loaded_factors(kernel):
         info = graph.values[value]
         shape, unit = info.shape or (), element_bytes(info.element)
-        if len(shape) < 2 or shape[-1] * unit % ALIGNMENT == 0 or value in rewritten:
+        if len(shape) < 2 or shape[-1] < 2 or shape[-1] * unit % ALIGNMENT == 0 or value in rewritten:
             continue
         along = [atom for atom, step in place.terms if step == 1]
         others = [step for _, step in place.terms if step != 1]
         # One axis of the product runs along a row, the others from row to row.
-        if len(along) == 1 and hasattr(along[0], "size") and all(step % shape[-1] == 0 for step in others):
+        from_row_to_row = bool(others) and all(step % shape[-1] == 0 for step in others)
+        if len(along) == 1 and hasattr(along[0], "size") and from_row_to_row:
             line = _LINE_BYTES if shape[-1] * unit >= _SMALL_PART * _LINE_BYTES else ALIGNMENT
             found[graph.arguments.index(value)] = -(-shape[-1] * unit // line) * line // unit
     return found

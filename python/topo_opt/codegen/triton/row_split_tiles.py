@@ -28,6 +28,8 @@ MOST_ROWS = 128
 """Of a block."""
 _END_BYTES = 16
 """Time for a run of neighbours that ends, as bytes of further neighbours; assumed."""
+_SPLIT_NS = 700.0
+"""Writing a part and counting in, as for products (`gemm_skinny_tiles`)."""
 _PROGRAMS_PER_CORE = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
@@ -57,8 +59,8 @@ class Shared:
         rate = core_rate(target) * in_flight(max(at_once, 1.0) * run * tile["r"], target)
         reading = share(programs, target) * steps * tile["r"] * run * short / rate
         rounds = -(-parts * x // (COMBINED * 32 * warps))
-        combining = rounds * LATENCY_NS / 2 + parts * x * self.words * 4 / CORE_BYTES_PER_NS
-        return LATENCY_NS + reading + combining
+        combining = _SPLIT_NS + rounds * LATENCY_NS / 2 + parts * x * self.words * 4 / CORE_BYTES_PER_NS
+        return LATENCY_NS + reading + (combining if parts > 1 else 0.0)
 
     def _registers(self, elements: int) -> float:
         """Of a thread, for so many elements: lanes, and what a step computes when it keeps more than a sum."""
