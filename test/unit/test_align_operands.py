@@ -54,13 +54,14 @@ def test_a_weight_is_copied_once_and_the_product_reads_what_is_no_padding(dtype,
     assert (program(x).double() - exact).abs().max() <= allowed
 
 
-def test_both_factors_of_a_large_product_are_copied():
+@pytest.mark.parametrize("left,right", [((515, 513), (513, 517)), ((4, 300, 259), (4, 259, 515))])
+def test_both_factors_of_a_large_product_are_copied(left, right):
     class Product(torch.nn.Module):
         def forward(self, a, b):
             return a @ b
 
     generator = torch.Generator().manual_seed(5)
-    a, b = (torch.randn(shape, generator=generator) for shape in ((515, 513), (513, 517)))
+    a, b = (torch.randn(shape, generator=generator) for shape in (left, right))
     program = topo_opt.compile(Product(), (a, b), device="cpu", strict=True)
     assert sum(name.startswith("k_gemm") for name in launched(program)) == 1 and len(launched(program)) >= 2
     exact, eager = a.double() @ b.double(), a @ b
