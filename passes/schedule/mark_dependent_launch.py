@@ -54,10 +54,10 @@ def immutable_arguments(graphs: Sequence[PlanGraph]) -> dict[str, list[int]]:
         fixed = {
             a.value
             for a in graph.arguments
-            if a.kind in ("param", "constant") and a.name not in changed | rewritten
+            if a.kind in ("param", "constant", "prepared") and a.name not in changed | rewritten
         }
         fixed |= set(graph.constants)
-        for node in graph.nodes:
+        for node in (*graph.load_nodes, *graph.nodes):
             if node.kind != "kernel":
                 continue
             given = _positions(graph, node, fixed)

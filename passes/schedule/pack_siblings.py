@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch_mlir import ir
 from torch_mlir.dialects import func
 
-from topo_opt.codegen.plan_graph import PlanGraph, read_plan_function
+from topo_opt.codegen.plan_graph import AT_LOAD, PlanGraph, read_plan_function
 from topo_opt.codegen.triton.kernel import plain
 from topo_opt.passes.base import Pass
 from topo_opt.passes.schedule.launch_order import LaunchOrder, launch_order
@@ -137,7 +137,7 @@ class _Rewriter:
     def rewrite(self, function: ir.Operation, packs: Sequence[Pack]) -> None:
         block = function.regions[0].blocks[0]
         ops = [v.operation for v in block.operations]
-        calls = [i for i, op in enumerate(ops) if op.name == "func.call"]
+        calls = [i for i, op in enumerate(ops) if op.name == "func.call" and AT_LOAD not in op.attributes]
         pack_of = {calls[c]: number for number, p in enumerate(packs) for c in p.calls}
         for unit in _ordered(ops[:-1], pack_of):
             for i in unit:

@@ -268,10 +268,15 @@ def plan_functions(module: ir.Module) -> Iterator[tuple[str, ir.Operation]]:
     return ((s, f) for s, f in _functions(module) if "topo.function" in f.attributes)
 
 
-def callees(function: ir.Operation) -> Iterator[str]:
-    """The symbols that a plan function calls, in order, repeated as often as they are called."""
+def callees(function: ir.Operation, *, at_load: bool = True) -> Iterator[str]:
+    """The symbols that a plan function calls, in order, repeated as often as they are called.
+
+    Args:
+        at_load: with those that are called once, when the program is loaded.
+    """
     for view in function.regions[0].blocks[0].operations:
-        if view.operation.name == "func.call":
+        op = view.operation
+        if op.name == "func.call" and (at_load or "topo.at_load" not in op.attributes):
             yield ir.FlatSymbolRefAttr(view.operation.attributes["callee"]).value
 
 

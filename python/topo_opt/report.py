@@ -100,7 +100,7 @@ def build(compilation: Compilation, resources: Mapping[str, Any] | None = None) 
     device = compilation.options.machine.primary
     launches: Counter[str] = Counter()
     for _, function in plan_functions(compilation.module):
-        launches.update(callees(function))
+        launches.update(callees(function, at_load=False))
     rows = [
         *_kernel_rows(compilation, launches, resources or {}),
         *_aten_rows(compilation, launches),
@@ -209,7 +209,7 @@ def _function_rows(
         if variant.symbol is None:
             yield FunctionRow(variant.function, variant.bucket, 0, 0, 0, 0.0, True)
             continue
-        called = [c for c in callees(bodies[variant.symbol]) if c in floors]
+        called = [c for c in callees(bodies[variant.symbol], at_load=False) if c in floors]
         formed = [c for c in called if not c.startswith("aten.")]
         floor_ns = round(sum(floors[c] for c in called), 1)
         aten = len(called) - len(formed)

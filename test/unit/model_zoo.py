@@ -200,11 +200,7 @@ def vit(dtype: torch.dtype) -> Case:
         patch_size=8,
     )
     pixels = torch.randn(2, 3, 24, 24).to(dtype)
-    return Case(
-        _hf(ViTForImageClassification, config, dtype),
-        kwargs={"pixel_values": pixels},
-        left_to_aten=("conv2d",),
-    )
+    return Case(_hf(ViTForImageClassification, config, dtype), kwargs={"pixel_values": pixels})
 
 
 def _whisper(dtype: torch.dtype) -> Any:
@@ -233,7 +229,7 @@ def _whisper(dtype: torch.dtype) -> Any:
 @zoo
 def whisper_encoder(dtype: torch.dtype) -> Case:
     features = torch.randn(1, 16, 40).to(dtype)
-    return Case(_whisper(dtype).encoder, kwargs={"input_features": features}, left_to_aten=("conv1d",))
+    return Case(_whisper(dtype).encoder, kwargs={"input_features": features}, left_to_aten=("convolution",))
 
 
 @zoo
@@ -286,7 +282,7 @@ def clip_vision(dtype: torch.dtype) -> Case:
     )
     pixels = torch.randn(2, 3, 24, 24).to(dtype)
     model = _hf(CLIPVisionModelWithProjection, config, dtype)
-    return Case(model, kwargs={"pixel_values": pixels}, left_to_aten=("conv2d",))
+    return Case(model, kwargs={"pixel_values": pixels})
 
 
 @zoo
@@ -350,17 +346,17 @@ def mamba(dtype: torch.dtype) -> Case:
         pad_token_id=0,
     )
     inputs = {"input_ids": _tokens(101, 1, 9), "use_cache": False}
-    return Case(_hf(MambaForCausalLM, config, dtype), kwargs=inputs, left_to_aten=("conv1d",))
+    return Case(_hf(MambaForCausalLM, config, dtype), kwargs=inputs)
 
 
 @zoo
 def resnet(dtype: torch.dtype) -> Case:
     model = ResNet(width=8, blocks=(1, 2, 1, 1), classes=10)
-    return Case(model.to(dtype), (torch.randn(2, 3, 33, 33).to(dtype),), left_to_aten=("conv2d",))
+    return Case(model.to(dtype), (torch.randn(2, 3, 33, 33).to(dtype),), left_to_aten=("convolution",))
 
 
 @zoo
 def unet(dtype: torch.dtype) -> Case:
     model = UNet(channels=8, depth=2).to(dtype)
     inputs = (torch.randn(1, 3, 16, 24).to(dtype), torch.tensor([17.0]).to(dtype))
-    return Case(model, inputs, left_to_aten=("conv2d",))
+    return Case(model, inputs, left_to_aten=("convolution",))

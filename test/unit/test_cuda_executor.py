@@ -70,7 +70,7 @@ def launch_of(source, tensors, **changes):
     )  # fmt: skip
     function = load_function(source.source, kernel.file, source.name)
     arguments = kernel_arguments(kernel, tensors)
-    return cuda._Launch(source.name, function, kernel, [arguments[n] for n in function.arg_names])
+    return cuda.Launch(source.name, function, kernel, [arguments[n] for n in function.arg_names])
 
 
 def test_a_launch_goes_to_the_driver_with_every_argument_in_order(driver):
@@ -109,7 +109,7 @@ def test_kernels_are_compiled_once_each_by_several_threads(driver, monkeypatch):
         launch_of(samples.add_kernel(f"k_{i}", "fp32", 64), [torch.ones(64) for _ in range(3)])
         for i in range(3)
     ]
-    cuda._compile_all(launches, torch.device("cuda"))
+    cuda.compile_all(launches, torch.device("cuda"))
     assert all(launch.call is not None for launch in launches) and not driver.launches
 
 
@@ -117,7 +117,7 @@ def test_a_kernel_that_does_not_compile_is_named(driver):
     source = samples.add_kernel("k_add", "fp32", 64)
     broken = replace(source, source=source.source.replace("a + b", "a @ b"))
     with pytest.raises(StepFailed, match="kernel k_add does not compile") as caught:
-        cuda._compile_all([launch_of(broken, [torch.ones(64)] * 3)], torch.device("cuda"))
+        cuda.compile_all([launch_of(broken, [torch.ones(64)] * 3)], torch.device("cuda"))
     assert not caught.value.mutated
 
 

@@ -11,6 +11,7 @@ import test_direct
 import torch
 from direct_launcher import Interpreted
 
+from topo_opt.api import compile as compile_model
 from topo_opt.codegen.bundle import write_bundle
 from topo_opt.errors import InputError, StrictError, TopoError
 from topo_opt.runtime import cuda, interpreter, load, program, steps
@@ -117,7 +118,7 @@ def played(monkeypatch):
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: gpu.stream, raising=False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(cuda, "bytes_per_us", lambda device: 4e6)
-    monkeypatch.setattr(cuda, "_Launch", PlayedLaunch)
+    monkeypatch.setattr(cuda, "Launch", PlayedLaunch)
     monkeypatch.setattr(PlayedExecutor, "played", gpu)
     copier = steps._copier
     monkeypatch.setattr(steps, "_copier", lambda target, source: gpu.capturable(copier(target, source)))
@@ -248,3 +249,21 @@ def test_replays_for_benchmarks_run_on_the_tensors_of_the_last_call(played, monk
     ran = len(ours.executor.ran)
     ours.executor.replay_call(ours.variants("decode")[0])()
     assert len(ours.executor.ran) == ran + 4 and not isinstance(ours.status()[0], TopoError)
+
+
+def test_what_is_made_of_weights_is_there_for_launches_on_the_callers_tensors(played, monkeypatch, tmp_path):
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(4, 6, 3), torch.nn.ReLU(), torch.nn.Conv2d(6, 4, 3, bias=False)
+    ).eval()
+    x = torch.randn(2, 4, 7, 8)
+    folder = tmp_path / "bundle"
+    weights = dict(module.state_dict())
+    compile_model(module, (x,), topology="cpu", tune="off", out=folder)
+    ours = open_on(monkeypatch, folder, launch="direct", weights=weights)
+    for scale in (1.0, 1.0, -2.0):
+        weights["0.weight"].mul_(scale)
+        with torch.no_grad():
+            expected = module(x)
+        torch.testing.assert_close(ours(x), expected, rtol=1e-5, atol=1e-6)
+        assert ours.status()[0].mode == "direct" and not ours.fallbacks
+        x = torch.randn(2, 4, 7, 8)

@@ -151,6 +151,7 @@ class _VariantPlanner:
         self.sharing = share_storage(graph)
         self.buffers: list[rt.Buffer] = []
         self.steps: list[rt.Step] = []
+        self.load_steps: tuple[rt.Step, ...] = ()
         self.of_value: dict[tuple[int, tuple[int, ...], int, tuple[int, ...]], int] = {}
         self.of_storage: dict[int, int] = {}
         self.launched: set[str] = set()
@@ -161,6 +162,10 @@ class _VariantPlanner:
         for a in self.graph.arguments:
             value = self.graph.values[a.value]
             self.of_storage[a.value] = self.new(rt.Buffer(a.kind, value.dtype, value.shape, name=a.name))  # type: ignore[arg-type]
+        for node in self.graph.load_nodes:
+            self.kernel(node)
+        # Views that these use are made with them, and are there afterwards too.
+        self.load_steps, self.steps = tuple(self.steps), []
         for node in self.sharing.order:
             _STEPS[node.kind](self, node)
         outputs = self.output_leaves()
@@ -175,6 +180,7 @@ class _VariantPlanner:
             arena_bytes=arena,
             naive_bytes=naive,
             zeroed_bytes=self.zeroed_bytes,
+            load_steps=self.load_steps,
         )
 
     def output_storages(self) -> set[int]:
@@ -238,6 +244,8 @@ class _VariantPlanner:
         source = self.sources.get(node.kernel)
         if source is None:
             raise CompilerCrash(f"kernel @{node.kernel} of @{self.graph.symbol} has no generated source")
+        if source.scratch and node in self.graph.load_nodes:
+            raise CompilerCrash(f"kernel {node.kernel} runs at load time and asks for scratch")
         scratch = self.scratch(source)
         table = {"arg": node.inputs, "result": node.outputs}
         given = []
@@ -321,7 +329,7 @@ class _VariantPlanner:
 
     def place_temps(self) -> tuple[int, int]:
         """Sets the arena offsets of all temps; returns peak and naive bytes."""
-        base = {s.out: s.base for s in self.steps if isinstance(s, rt.ViewStep)}
+        base = {s.out: s.base for s in (*self.load_steps, *self.steps) if isinstance(s, rt.ViewStep)}
         spans: dict[int, list[int]] = {}
         for i, step in enumerate(self.steps):
             for b in (*rt.read(step), *rt.written(step)):

@@ -19,6 +19,9 @@ from topo_opt.errors import UnsupportedError
 from topo_opt.runtime.dtypes import from_mlir_name, from_torch_name
 from topo_opt.runtime.strict_json import Json
 
+AT_LOAD = "topo.at_load"
+"""Attribute of a call that is made once, when the program is loaded: the digest of what it computes."""
+
 
 @dataclass
 class Value:
@@ -54,7 +57,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Argument:
-    """One function argument: `kind` is param, buffer, constant or input."""
+    """One function argument: `kind` is param, buffer, constant or input; or prepared, for what a node makes at load time."""
 
     kind: str
     name: str
@@ -78,6 +81,8 @@ class PlanGraph:
     symbol: str
     values: list[Value] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
+    load_nodes: list[Node] = field(default_factory=list)
+    """Run once, when the program is loaded. Their results are arguments of what runs at every call."""
     arguments: list[Argument] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     constants: dict[int, np.ndarray] = field(default_factory=dict)
@@ -200,6 +205,12 @@ class _Reader:
         if "topo.kernel" in attributes:
             outputs = [self.define(r).index for r in op.operation.results]
             node = Node("kernel", inputs, outputs, kernel=symbol, inout=_inout(attributes))
+            if AT_LOAD in op.operation.attributes:
+                digest = op.operation.attributes[AT_LOAD].value
+                for i, value in enumerate(outputs):
+                    self.graph.arguments.append(Argument("prepared", f"{digest}.{i}", value))
+                self.graph.load_nodes.append(node)
+                return
         elif "topo.aten" in attributes:
             dtypes = _strings(attributes, "topo.dtypes")
             count = len(inputs)

@@ -9,6 +9,7 @@ from torch._ops import OpOverload
 
 from topo_opt.frontend.attention import can_attend
 from topo_opt.frontend.contractions import CONTRACTIONS, can_contract
+from topo_opt.frontend.convolutions import is_lowered
 from topo_opt.frontend.rewrites_quantized import QUANTIZED
 from topo_opt.frontend.rewrites_search import MOST_BOUNDARIES
 from topo_opt.frontend.top_k import fits_top_k
@@ -78,7 +79,7 @@ def known_reason(node: fx.Node) -> str | None:
     if namespace not in _OURS:
         return f"it is a custom op of '{namespace}'"
     if name in _KNOWN:
-        return _KNOWN[name]
+        return None if is_lowered(node) else _KNOWN[name]
     if target in CONTRACTIONS:
         operands = [a for a in node.args if isinstance(a, fx.Node)]
         pair = operands[1:3] if "add" in name else operands[:2]

@@ -10,7 +10,7 @@ from torch import fx
 from torch.utils._pytree import tree_flatten
 
 from topo_opt.errors import Remark
-from topo_opt.frontend import attention_patterns
+from topo_opt.frontend import attention_patterns, convolutions
 from topo_opt.frontend.aten_export import call_template, source_line
 from topo_opt.frontend.attention import attention
 from topo_opt.frontend.contractions import CONTRACTIONS
@@ -85,8 +85,12 @@ def legalize(program: FxProgram, extern: Mapping[str, str]) -> LegalGraph:
             env[node] = env[node.args[0]][node.args[1]]
         elif reason := extern.get(node.name) or known_reason(node):
             with b.at(node):
-                env[node] = _leave(b, node, env, reason)
+                left = convolutions.leave(b, node, env, reason)
+                env[node] = _leave(b, node, env, reason) if left is None else left
             remarks.append(Remark("left-to-aten", _subject(node), reason, source_line(node)))
+        elif convolutions.is_lowered(node):
+            with b.at(node):
+                env[node] = convolutions.lower(b, node, env)
         else:
             with b.at(node):
                 env[node] = _lower(b, node, env)

@@ -128,12 +128,13 @@ def _group_norm(
     value = x.meta["val"]
     if 0 in value.shape:
         return None
-    grouped = b.emit(
-        aten.view.default, x, [value.shape[0], groups, value.numel() // (value.shape[0] * groups)]
-    )
-    mean = b.emit(aten.mean.dim, grouped, [2], True)
+    # Channels of a group apart from places: that is a view of either order of the two in memory.
+    batch, channels, *places = value.shape
+    grouped = b.emit(aten.view.default, x, [batch, groups, channels // groups, *places])
+    inner = list(range(2, grouped.meta["val"].dim()))
+    mean = b.emit(aten.mean.dim, grouped, inner, True)
     centered = b.emit(aten.sub.Tensor, grouped, mean)
-    variance = b.emit(aten.mean.dim, b.emit(aten.mul.Tensor, centered, centered), [2], True)
+    variance = b.emit(aten.mean.dim, b.emit(aten.mul.Tensor, centered, centered), inner, True)
     inverse = b.emit(aten.rsqrt.default, b.emit(aten.add.Scalar, variance, epsilon))
     result = b.emit(aten.view.default, b.emit(aten.mul.Tensor, centered, inverse), list(value.shape))
     shape = [-1, *[1] * (value.dim() - 2)]

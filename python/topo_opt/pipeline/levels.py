@@ -32,12 +32,16 @@ def _schedule(level: int, topology: str | None) -> list[str]:
     narrow = ("topo-bubble-up-slices",) if level > 0 else ()
     # Before anything is grouped: what moves behind a product decides what can become part of its kernel.
     sink = ("topo-sink-row-scale",) if level > 1 else ()
+    # Before what depends on which dimension of a tensor is innermost in memory.
+    layout = ("topo-channels-last", "topo-repeat-reads") if level > 0 else ()
     options = f"{{topology={quote(topology)}}}" if topology else ""
     split = (f"topo-split-long-rows{options}",) if level > 1 else ()
     # What rows of a copy are long enough for depends on the kernel that reads them.
     align = (f"topo-align-operands{options}",) if level > 1 else ()
     # Inout comes last, on whole kernels: which buffer dies where is known only after they are formed.
-    return [*recognise, *narrow, *sink, experts, f"topo-form-kernels{{{_FUSE[level]}}}", *split, *align, "topo-mark-inout"]
+    form = f"topo-form-kernels{{{_FUSE[level]}}}"
+    once = ("topo-mark-load-time",) if level > 0 else ()
+    return [*recognise, *narrow, *layout, *sink, experts, form, *split, *align, "topo-mark-inout", *once]
 
 
 def _lower(level: int, topology: str | None) -> list[str]:

@@ -27,6 +27,7 @@ from topo_opt.runtime.aten_values import (
     Slice,
     decode,
     evaluate,
+    order_of,
     slots,
 )
 
@@ -217,16 +218,20 @@ def _dim(data: Any, path: str) -> Dim | None:
 
 @dataclass(frozen=True)
 class AtenCall:
-    """One ATen call of a plan or of the IR, prepared once: `run(operands)` may be called any number of times."""
+    """One ATen call of a plan or of the IR, prepared once: `run(operands)` may be called any number of times.
+
+    `orders` are those of the dims in which results are given, one for each; empty: as the operator has them.
+    """
 
     call: Call
     operand_count: int
+    orders: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def parse(
         cls, template: Any, op: str | None = None, *, extra_namespaces: Iterable[str] = ()
     ) -> "AtenCall":
-        """Checks `template` (`{"op", "args", "kwargs"}`, as an object or as JSON text); `op` overrides the one in it."""
+        """Checks `template` (`{"op", "args", "kwargs", "results"}`, as an object or as JSON text); `op` overrides the one in it."""
         if isinstance(template, str):
             try:
                 template = json.loads(template)
@@ -251,7 +256,11 @@ class AtenCall:
         )
         data = {**template, "op": op or template.get("op")}
         op, fn, args, kwargs = _parse_call(data, scope, "topo.call", namespaces)
-        return cls(Call(op, op, fn, args, kwargs, 0), count)
+        try:
+            orders = tuple(order_of(order) for order in data.get("results", ()))
+        except (TypeError, ValueError) as exc:
+            raise InputError(f"topo.call.results: {exc}") from exc
+        return cls(Call(op, op, fn, args, kwargs, 0), count, orders)
 
     def run(self, operands: Sequence[Any], device: torch.device | str | None = None) -> list[Any]:
         """The outputs of the call as a flat list (one entry for a single tensor)."""
@@ -260,7 +269,12 @@ class AtenCall:
         where = torch.device(device) if device is not None else _device_of(operands)
         with torch.no_grad():
             result = self.call.run(list(operands), where)
-        return list(result) if isinstance(result, list | tuple) else [result]
+        results = list(result) if isinstance(result, list | tuple) else [result]
+        if not self.orders:
+            return results
+        if [getattr(r, "ndim", -1) for r in results] != [len(order) for order in self.orders]:
+            raise InputError(f"{self.call.op} has other results than its call puts in order")
+        return [r.permute(order) for r, order in zip(results, self.orders)]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -62,7 +62,15 @@ class Body:
     program: Any
 
 
-DYNAMIC = (Ref, Item, Device, Many, Named, Slice, Body)
+@dataclass(frozen=True)
+class Permuted:
+    """A tensor with its dims in another order, a view: dim `i` is dim `order[i]` of `member`."""
+
+    member: Any
+    order: tuple[int, ...]
+
+
+DYNAMIC = (Ref, Item, Device, Many, Named, Slice, Body, Permuted)
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,19 @@ def _slice(body: Any, scope: Scope, path: str, depth: int) -> Slice:
     return Slice((start, stop, step))
 
 
+def order_of(body: Any) -> tuple[int, ...]:
+    """An order of dims from JSON. Raises ValueError when it does not name every dim once."""
+    order = tuple(body)
+    if any(type(d) is not int for d in order) or sorted(order) != list(range(len(order))):
+        raise ValueError(f"{body!r:.80} is not an order of dims")
+    return order
+
+
+def _permuted(body: Any, scope: Scope, path: str, depth: int) -> Permuted:
+    member, order = body
+    return Permuted(decode(member, scope, path, depth), order_of(order))
+
+
 def _complex(body: Any, scope: Scope, path: str, depth: int) -> complex:
     real, imaginary = (decode(part, scope, path, depth) for part in body)
     return complex(real, imaginary)
@@ -162,6 +183,7 @@ _DECODERS: dict[str, Callable[[Any, Scope, str, int], Any]] = {
     ),
     "graph": lambda body, scope, path, depth: Body(scope.body_of(body, path)),
     "op": lambda body, scope, path, depth: scope.op_of(body, path),
+    "permuted": _permuted,
 }
 
 
@@ -176,6 +198,8 @@ def evaluate(value: Any, env: list[Any], device: torch.device) -> Any:
         return value.kind([evaluate(member, env, device) for member in value.members])
     if kind is Device:
         return device.type if value.type_only else device
+    if kind is Permuted:
+        return evaluate(value.member, env, device).permute(value.order)
     if kind is Body:
         return value.program.bound(device)
     if kind is Named:
@@ -189,6 +213,8 @@ def slots(value: Any) -> set[int]:
     """The slots a decoded argument reads."""
     if isinstance(value, Ref | Item):
         return {value.slot}
+    if isinstance(value, Permuted):
+        return slots(value.member)
     if isinstance(value, Many):
         return set().union(*map(slots, value.members))
     if isinstance(value, Named):

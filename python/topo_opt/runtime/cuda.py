@@ -8,7 +8,6 @@ captured. Later calls copy the inputs, replay, and copy the results; tensors tha
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,12 +22,12 @@ from topo_opt.runtime import aten_ops
 from topo_opt.runtime.addresses import overlaps, span
 from topo_opt.runtime.bundle import Bundle
 from topo_opt.runtime.caller_graphs import CallerGraphs
+from topo_opt.runtime.compiled_kernels import Launch, compile_all
 from topo_opt.runtime.direct import DirectVariant, rewritten_inputs
 from topo_opt.runtime.dtypes import torch_dtype
 from topo_opt.runtime.executor import KernelSources, VariantStatus, kernel_arguments
 from topo_opt.runtime.kernel_module import load_function
 from topo_opt.runtime.launch_choice import LaunchMode, bytes_per_us, choose
-from topo_opt.runtime.launches import prepared
 from topo_opt.runtime.memory import Memory
 from topo_opt.runtime.plan import AtenStep, Kernel, KernelStep, Variant
 from topo_opt.runtime.repeated_call import DirectCall, KnownCall, RepeatedCall
@@ -209,7 +208,8 @@ class CudaExecutor:
 
     def _ready(self, variant: Variant) -> _Ready:
         """Decides how a variant runs, and binds it."""
-        self._load_functions({s.kernel for s in variant.steps if isinstance(s, KernelStep)})
+        steps = (*variant.load_steps, *variant.steps)
+        self._load_functions({s.kernel for s in steps if isinstance(s, KernelStep)})
         obstacle = self._graph_obstacle(variant)
         if obstacle and (self.graphs == "require" or self.launch == "graph"):
             raise StrictError(f"{variant.symbol} can't be captured as one CUDA graph: {obstacle}")
@@ -219,13 +219,28 @@ class CudaExecutor:
             obstacle = "launching its kernels takes less time than copying its inputs and results"
         if obstacle:
             direct = DirectVariant(variant, self.kernels, self.memory, self)
+            self._load(direct.bound)
             return _Ready(direct.bound, direct, reason=obstacle)
-        return _Ready(bind_variant(variant, self.kernels, self.memory.bind(variant), self))
+        bound = bind_variant(variant, self.kernels, self.memory.bind(variant), self)
+        self._load(bound)
+        return _Ready(bound)
+
+    def _load(self, bound: BoundVariant) -> None:
+        """Prepares the weights, for calls on any stream."""
+        if bound.load(self.memory.load_time):
+            torch.cuda.current_stream().synchronize()
+
+    def refresh(self) -> None:
+        with plain_tensors(), torch.cuda.device(self.device):
+            # Calls on other streams may still read what is there.
+            torch.cuda.synchronize()
+            self.memory.load_time.run_again()
+            torch.cuda.current_stream().synchronize()
 
     def _compile(self, ready: _Ready) -> None:
         """Compiles the kernels of a variant; what does not compile is remembered."""
         try:
-            _compile_all([s.run for s in ready.bound.steps if isinstance(s.run, _Launch)], self.device)
+            compile_all([s.run for s in ready.bound.steps if isinstance(s.run, Launch)], self.device)
         except StepFailed as error:
             ready.broken = error.message
             raise
@@ -247,7 +262,7 @@ class CudaExecutor:
         """A launch that compiles at its first call and afterwards goes straight to the driver."""
         function = self.functions[name]
         arguments = kernel_arguments(kernel, tensors)
-        return _Launch(name, function, kernel, [arguments[n] for n in function.arg_names])
+        return Launch(name, function, kernel, [arguments[n] for n in function.arg_names])
 
     def _warm_up(self, ready: _Ready, leaves: list[Any]) -> None:
         """Runs the variant once outside a graph, undoes its effect on the state, and captures it.
@@ -301,7 +316,7 @@ class CudaExecutor:
                 tensors[leaf.buffer] = value
         with plain_tensors(), torch.cuda.device(self.device):
             bound = bind_variant(variant, self.kernels, tensors, self)
-            _compile_all([s.run for s in bound.steps if isinstance(s.run, _Launch)], self.device)
+            compile_all([s.run for s in bound.steps if isinstance(s.run, Launch)], self.device)
             graph, reason = self._captured(bound, torch.cuda.Stream(self.device))
         return None if graph is None or reason else graph.replay
 
@@ -331,79 +346,6 @@ class CudaExecutor:
             torch.cuda.synchronize(self.device)
             return None, f"the capture failed: {text}"
         return graph, ""
-
-
-def compile_options(kernel: Kernel) -> dict[str, Any]:
-    """What Triton is told: everything that decides the machine code is explicit, since defaults change with versions."""
-    options: dict[str, Any] = {
-        "num_warps": kernel.num_warps,
-        "num_stages": kernel.num_stages,
-        "enable_fp_fusion": True,
-    }
-    return options | ({"launch_pdl": True} if kernel.pdl else {})
-
-
-class _Launch:
-    """One kernel launch with all arguments bound."""
-
-    def __init__(self, name: str, function: Any, kernel: Kernel, arguments: list[Any]):
-        self.name, self.function, self.kernel, self.arguments = name, function, kernel, arguments
-        self.compiled: Any = None
-        self.call: Callable[..., None] | None = None
-
-    def compile(self) -> None:
-        """Compiles for these arguments (their alignment matters); cheap when Triton has it in its cache."""
-        if self.call is not None:
-            return
-        k = self.kernel
-        compiled = self.function.warmup(*self.arguments, grid=k.grid, **compile_options(k))
-        if hasattr(compiled, "result") and not hasattr(compiled, "metadata"):
-            compiled = compiled.result()
-        self.compiled, self.call = compiled, compiled[k.grid]
-
-    def on(
-        self, tensors: Sequence[torch.Tensor], stream: int, *, dependent: bool
-    ) -> tuple[Callable[[], Any], bool]:
-        """The same kernel on other memory, aligned as its own; see `launches.prepared`."""
-        self.compile()
-        arguments = kernel_arguments(self.kernel, list(tensors))
-        ordered = [arguments[n] for n in self.function.arg_names]
-        return prepared(self.compiled, self.kernel.grid, ordered, stream, dependent=dependent)
-
-    def __call__(self) -> None:
-        if self.call is None:
-            self.compile()
-        assert self.call is not None
-        self.call(*self.arguments)
-
-
-def _compile_all(launches: list[_Launch], device: torch.device) -> None:
-    """Compiles each kernel once, several at a time: Triton leaves the interpreter lock while LLVM and ptxas work."""
-    first = list({launch.name: launch for launch in launches if launch.call is None}.values())
-    if len(first) > 1:
-        import triton
-
-        triton.runtime.driver.active.get_current_target()  # the driver is set up once, not by every thread
-
-        def compile_one(launch: _Launch) -> None:
-            torch.cuda.set_device(device)
-            launch.compile()
-
-        with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            for launch, future in [(launch, pool.submit(compile_one, launch)) for launch in first]:
-                _named(launch, future.result)
-    for launch in launches:
-        _named(launch, launch.compile)
-
-
-def _named(launch: _Launch, compile_it: Callable[[], None]) -> None:
-    try:
-        compile_it()
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        raise StepFailed(
-            f"kernel {launch.name} does not compile: {type(error).__name__}: {lines[-1][:300]}", mutated=False
-        ) from error
 
 
 def _restore(tensors: list[torch.Tensor], saved: list[torch.Tensor]) -> None:

@@ -65,7 +65,8 @@ class DirectVariant:
     ):
         self.variant, self.device = variant, memory.device
         self.place = memory.device.index if memory.device.type == "cuda" else -1
-        self.owner = {s.out: s for s in variant.steps if isinstance(s, ViewStep)}
+        views = [s for s in (*variant.load_steps, *variant.steps) if isinstance(s, ViewStep)]
+        self.owner = {s.out: s for s in views}
         self.base = {out: s.base for out, s in self.owner.items()}
         self.made = self._made_by_aten()
         outputs = [i for i, b in enumerate(variant.buffers) if b.kind == "output" and i not in self.made]

@@ -39,6 +39,9 @@ class Executor(Protocol):
     def status(self, variant: Variant) -> VariantStatus:
         """How the variant runs."""
 
+    def refresh(self) -> None:
+        """Prepares the weights again, some of which have changed."""
+
     def repeated(self, variant: Variant, *, own_results: bool) -> KnownCall | None:
         """The short way for more calls of a variant that has run; None where there is none."""
 
@@ -72,6 +75,7 @@ class InterpretExecutor:
             bound = self.variants.get(id(variant))
             if bound is None:
                 bound = bind_variant(variant, self.kernels, self.memory.bind(variant), self)
+                bound.load(self.memory.load_time)
                 self.variants[id(variant)] = bound
             bound.copy_in(leaves)
             try:
@@ -85,6 +89,10 @@ class InterpretExecutor:
         return VariantStatus(
             variant.symbol, id(variant) in self.variants, False, "the interpreter has no graphs"
         )
+
+    def refresh(self) -> None:
+        with plain_tensors(), interpreter.interpreting():
+            self.memory.load_time.run_again()
 
     def repeated(self, variant: Variant, *, own_results: bool) -> KnownCall | None:
         return None  # a call takes seconds, and every one is checked

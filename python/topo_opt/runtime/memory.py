@@ -19,6 +19,7 @@ import torch
 from topo_opt.errors import InputError, UntrustedError
 from topo_opt.runtime.aten_program import AtenProgram
 from topo_opt.runtime.dtypes import name_of, torch_dtype
+from topo_opt.runtime.load_time import LoadTime
 from topo_opt.runtime.plan import ALIGNMENT, Buffer, Plan, Variant
 
 Fetch = Callable[[str], torch.Tensor | None]
@@ -135,7 +136,10 @@ class Memory:
         self.mutable = sorted(set(mutable) & set(declared))
         self.constants = dict(constants or {})
         self.random_names: list[str] = []
+        self._shared: set[str] = set()
         self.tensors = {name: self._bind(name) for name in self.declared}
+        self.load_time = LoadTime(self.tensors, frozenset(self._shared))
+        self._prepared: dict[str, torch.Tensor] = {}
         self._arena = torch.empty(0, dtype=torch.uint8, device=device)
         self._zeroed = torch.empty(0, dtype=torch.uint8, device=device)
 
@@ -166,7 +170,11 @@ class Memory:
         )
         # A memory map can't be written and may start anywhere; descriptors need 16 bytes.
         own = bound.data_ptr() == value.data_ptr() and name in self.mutable
-        return bound.clone() if own or bound.data_ptr() % 16 else bound
+        if own or bound.data_ptr() % 16:
+            return bound.clone()
+        if bound is value:
+            self._shared.add(name)
+        return bound
 
     def arena(self, nbytes: int) -> torch.Tensor:
         """The shared arena, at least `nbytes` long. Call once for every variant before binding any of them."""
@@ -211,10 +219,23 @@ class Memory:
             return regions[b.kind][start : start + b.nbytes].view(dtype).view(b.shape)
         if b.name is not None and b.kind in NAMED:
             return self.tensors[b.name]
+        if b.kind == "prepared":
+            return self._prepared_tensor(b, dtype)
         if b.kind == "constant":
             return self._constant(b, dtype)
         shape = (0,) if b.kind == "view" else b.shape
         return _allocate(lambda: torch.empty(shape, dtype=dtype, device=self.device), b.nbytes, "a buffer")
+
+    def _prepared_tensor(self, b: Buffer, dtype: torch.dtype) -> torch.Tensor:
+        name = b.name or ""
+        if name not in self._prepared:
+            self._prepared[name] = _allocate(
+                lambda: torch.empty(b.shape, dtype=dtype, device=self.device), b.nbytes, "a prepared weight"
+            )
+        found = self._prepared[name]
+        if (found.dtype, tuple(found.shape)) != (dtype, b.shape):
+            raise UntrustedError(f"the prepared weight {name} has two types")
+        return found
 
     def _constant(self, b: Buffer, dtype: torch.dtype) -> torch.Tensor:
         if b.splat is not None:

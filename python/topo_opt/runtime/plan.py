@@ -75,10 +75,11 @@ class Buffer:
 
     `name` is the fully qualified name of a param, buffer (state) or lifted constant. `data` names an entry of
     constants.safetensors, `splat` a constant of one repeated value; `offset` places a temp, in bytes of the arena, and a
-    "zeroed" scratch, in bytes of the memory that every kernel finds zero and leaves zero.
+    "zeroed" scratch, in bytes of the memory that every kernel finds zero and leaves zero. A "prepared" buffer is made from
+    weights by a load step; those with one `name` are one.
     """
 
-    kind: Literal["input", "param", "buffer", "constant", "temp", "zeroed", "output", "view"]
+    kind: Literal["input", "param", "buffer", "constant", "prepared", "temp", "zeroed", "output", "view"]
     dtype: str
     shape: tuple[int, ...]
     name: str | None = None
@@ -184,11 +185,13 @@ class Variant:
     """Sum over all temps: what the arena would be without reuse."""
     zeroed_bytes: int = 0
     """The largest zeroed scratch of one launch; all launches of a program share it, one after the other."""
+    load_steps: tuple[Step, ...] = ()
+    """Kernels and views that are run once, when the program is loaded: what weights are repacked by."""
 
     @property
     def mutated_state(self) -> tuple[int, ...]:
         """State buffers that some step writes, in order of number, without repetition."""
-        owner = {s.out: s.base for s in self.steps if isinstance(s, ViewStep)}
+        owner = {s.out: s.base for s in (*self.load_steps, *self.steps) if isinstance(s, ViewStep)}
         roots = set()
         for step in self.steps:
             for b in written(step):

@@ -118,6 +118,11 @@ class _VariantCheck:
         self.views = {i for i, b in enumerate(v.buffers) if b.kind == "view"}
         self.bound: set[int] = set()
         self.base: dict[int, int] = {}
+        self.prepared: set[int] = set()
+        for i, step in enumerate(v.load_steps):
+            self.check_load_step(f"{self.where}.load_steps[{i}]", step)
+        unmade = [i for i, b in enumerate(v.buffers) if b.kind == "prepared" and i not in self.prepared]
+        _require(not unmade, f"{self.where}: no load step makes the buffers {unmade[:8]}")
         for i, step in enumerate(v.steps):
             self.check_step(f"{self.where}.steps[{i}]", step)
         for i, leaf in enumerate(v.inputs):
@@ -142,7 +147,7 @@ class _VariantCheck:
             _require(end <= getattr(self.v, field), f"{where} ends at {end}, after {field}")
         else:
             _require(b.offset is None, f"{where}: only a temp or a zeroed scratch has an offset")
-        if b.kind in ("param", "buffer"):
+        if b.kind in ("param", "buffer", "prepared"):
             _require(bool(b.name), f"{where}: a {b.kind} needs a name")
         if b.kind == "constant":
             sources = [x for x in (b.name, b.data, b.splat) if x is not None]
@@ -157,14 +162,27 @@ class _VariantCheck:
         )
         return self.v.buffers[index]
 
-    def check_step(self, where: str, step: Step) -> None:
+    def check_load_step(self, where: str, step: Step) -> None:
+        """A view, or a kernel that reads weights, constants and prepared buffers and writes the latter."""
+        _require(isinstance(step, KernelStep | ViewStep), f"{where} is no kernel and no view")
+        self.check_step(where, step, writes=("prepared",))
+        if isinstance(step, KernelStep):
+            kinds = {self.root(i).kind for i in step.buffers}
+            _require(
+                kinds <= {"param", "constant", "prepared"}, f"{where} uses what differs from call to call"
+            )
+            self.prepared |= set(step.writes)
+
+    def check_step(self, where: str, step: Step, writes: tuple[str, ...] = ()) -> None:
         for i in read(step):
             self.usable(where, i)
         if isinstance(step, ViewStep):
             return self.check_view(where, step)
         for i in written(step):
             b = self.usable(where, i)
-            _require(self.root(i).kind not in ("param", "constant"), f"{where} writes {b.kind} {b.name or i}")
+            kind = self.root(i).kind
+            fixed = kind in ("param", "constant", "prepared") and kind not in writes
+            _require(not fixed, f"{where} writes {b.kind} {b.name or i}")
         if not isinstance(step, KernelStep):
             # Only a kernel keeps the promise to leave it zero.
             zeroed = [i for i in (*read(step), *written(step)) if self.root(i).kind == "zeroed"]

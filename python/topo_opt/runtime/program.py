@@ -114,6 +114,7 @@ class Program:
         """
         entry = self._entry(function)
         with self.lock:
+            self._refresh()
             order = self._orders.get(function)
             leaves = order.leaves(args, kwargs) if order is not None else None
             repeated = self._repeated.get(function)
@@ -130,6 +131,7 @@ class Program:
     def call_flat(self, function: str, leaves: Sequence[Any]) -> list[Any]:
         """Calls `function` with the flat list of leaves; the flat list of results."""
         with self.lock:
+            self._refresh()
             repeated = self._repeated.get(function)
             if repeated is not None and repeated.accepts(leaves):
                 return repeated(leaves)
@@ -156,6 +158,11 @@ class Program:
                     self._repeated[function] = again
                     self._orders[function] = ArgumentOrder.of(entry.in_tree, self.input_names(function))
             return results
+
+    def _refresh(self) -> None:
+        """Follows weights that the caller has changed in place: what was made of them is made again."""
+        if self.memory.load_time.is_stale():
+            self.executor.refresh()
 
     def variants(self, function: str) -> tuple[Variant, ...]:
         """The compiled variants of a function."""

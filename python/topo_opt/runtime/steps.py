@@ -12,6 +12,7 @@ import torch
 from topo_opt.errors import TopoError, UntrustedError
 from topo_opt.runtime.aten_program import AtenCall
 from topo_opt.runtime.dtypes import torch_dtype, torch_dtype_of_triton
+from topo_opt.runtime.load_time import LoadStep, LoadTime
 from topo_opt.runtime.plan import (
     AtenStep,
     CopyStep,
@@ -66,6 +67,15 @@ class BoundVariant:
     steps: list[BoundStep]
     first_mutation: int
     """Number of steps that run before the first change of state."""
+    load_steps: list[LoadStep]
+
+    def load(self, load_time: LoadTime) -> bool:
+        """Computes what this variant is the first to need of its weights; whether there was any. Raises `StepFailed`."""
+        try:
+            return load_time.add(self.load_steps)
+        except Exception as error:
+            text = error.message if isinstance(error, TopoError) else first_line(error)
+            raise StepFailed(f"preparing the weights: {text}", mutated=False) from error
 
     def copy_in(self, leaves: list[Any]) -> None:
         """Copies the caller's tensors into the static inputs; any strides."""
@@ -120,6 +130,7 @@ def bind_variant(
     variant: Variant, kernels: Mapping[str, Kernel], tensors: list[torch.Tensor], launcher: Launcher
 ) -> BoundVariant:
     """Prepares every step: descriptors, compiled kernels and ATen calls are made here, not per call."""
+    load_steps = list(_bind_load_steps(variant, kernels, tensors, launcher))
     steps: list[BoundStep] = []
     first, state = None, set(variant.mutated_state)
     base: dict[int, int] = {}
@@ -140,7 +151,23 @@ def bind_variant(
         if first is None and any(base.get(b, b) in state for b in changed):
             first = len(steps)
         steps.append(bound)
-    return BoundVariant(variant, tensors, steps, len(steps) if first is None else first)
+    return BoundVariant(variant, tensors, steps, len(steps) if first is None else first, load_steps)
+
+
+def _bind_load_steps(
+    variant: Variant, kernels: Mapping[str, Kernel], tensors: list[torch.Tensor], launcher: Launcher
+) -> Iterator[LoadStep]:
+    roots = list(range(len(variant.buffers)))
+    for step in variant.load_steps:
+        if isinstance(step, ViewStep):
+            tensors[step.out] = view_of(tensors[step.base], step, variant.buffers[step.out].shape)
+            roots[step.out] = roots[step.base]
+        elif isinstance(step, KernelStep):
+            bound = _bind_kernel(step, kernels[step.kernel], tensors, launcher)
+            named = {roots[b]: variant.buffers[roots[b]] for b in step.buffers}
+            reads = tuple(b.name for b in named.values() if b.name and b.kind != "prepared")
+            makes = tuple(variant.buffers[roots[b]].name or "" for b in step.writes)
+            yield LoadStep(makes, reads, bound.run)
 
 
 def view_of(base: torch.Tensor, step: ViewStep, shape: tuple[int, ...]) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from topo_opt.runtime.cuda import compile_options
+from topo_opt.runtime.compiled_kernels import compile_options
 from topo_opt.runtime.dtypes import torch_dtype_of_triton
 from topo_opt.runtime.kernel_module import load_function
 from topo_opt.tuning.compiled import launch_record, ordered_arguments

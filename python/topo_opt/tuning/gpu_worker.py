@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from topo_opt.runtime.cuda import compile_options
+from topo_opt.runtime.compiled_kernels import compile_options
 from topo_opt.runtime.kernel_module import load_function
 from topo_opt.tuning.arguments_data import Signature
 from topo_opt.tuning.bench import Backend, Bench, Launch

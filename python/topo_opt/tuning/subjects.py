@@ -77,6 +77,9 @@ def _calls(plan: ir.Operation, functions: dict[str, ir.Operation]) -> Iterator[t
                 stored |= {hash(r) for r in op.results}
             continue
         symbol = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+        if "topo.at_load" in op.attributes:
+            stored |= {hash(r) for r in op.results}
+            continue
         yield symbol, positions
         callee = functions[symbol].attributes
         for result, argument in plain(callee["topo.inout"]) if "topo.inout" in callee else ():
