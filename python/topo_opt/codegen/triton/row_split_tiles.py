@@ -53,18 +53,23 @@ class Shared:
         steps = -(-blocks // parts)
         run = min(x, self.rows) * self.element_bytes
         short = 1.0 if x >= self.rows else 1.0 + _END_BYTES / run
-        at_once = min(
-            resident(self._registers(x * tile["r"] // (32 * warps)), warps), programs / target.cores
-        )
-        rate = core_rate(target) * in_flight(max(at_once, 1.0) * run * tile["r"], target)
-        reading = share(programs, target) * steps * tile["r"] * run * short / rate
+        bytes_each = steps * tile["r"] * run * short
+        together = resident(self._registers(x * tile["r"] // (32 * warps)), warps)
+
+        def turn(count: int) -> float:
+            """Time of programs that run at once."""
+            flight = max(count / target.cores, 1.0) * run * tile["r"]
+            return share(count, target) * bytes_each / (core_rate(target) * in_flight(flight, target))
+
+        full, rest = divmod(programs, target.cores * together)
+        reading = full * turn(target.cores * together) + (turn(rest) if rest else 0.0)
         rounds = -(-parts * x // (COMBINED * 32 * warps))
         combining = _SPLIT_NS + rounds * LATENCY_NS / 2 + parts * x * self.words * 4 / CORE_BYTES_PER_NS
         return LATENCY_NS + reading + (combining if parts > 1 else 0.0)
 
     def _registers(self, elements: int) -> float:
-        """Of a thread, for so many elements: lanes, and what a step computes when it keeps more than a sum."""
-        return 16.0 + elements * (1.0 if self.words == 1 else 4.8)
+        """Of a thread, for so many elements: lanes and a step's loads, and more where it keeps more than a sum."""
+        return 16.0 + elements * (1.6 if self.words == 1 else 4.8)
 
     def tiles(self, target: Target) -> Iterator[dict[str, int]]:
         """What is worth a thought."""
