@@ -311,3 +311,36 @@ def test_places_of_extremes_in_one_read(tile, name, dim):
     launch(source, [x], results)
     assert torch.equal(results[0], place(x))
     assert source.source.count("for r0 in") == 1 and source.source.count("tl.load(in0") == 1
+
+
+@pytest.mark.parametrize("kind", ["max", "avg", "avg-inside"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_padded_windows_are_filled_by_the_loads(kind, dtype):
+    x = (torch.randn(2, 3, 40) - 5).to(dtype)
+    pool = torch.nn.MaxPool1d(8, 1, 4, 3) if kind == "max" else torch.nn.AvgPool1d(8, 1, 4)
+    function = (lambda x: pool(x)) if kind != "avg-inside" else (lambda x: pool(x * 2))
+    module, functions = kernels_of(function, x)
+    tile = {"x": 16, "r": 1, "warps": 1, "inner": 1}
+    with module.context, ir.Location.unknown():
+        kernel = Kernel(functions[0], Target())
+        kernel.attributes = {**kernel.attributes, "tile": tile}
+        source = lower(kernel)
+    exact = function(x.double())
+    result = torch.full(exact.shape, 7.5, dtype=dtype)
+    launch(source, [x], [result])
+    allowed = 2 * (function(x) - exact).abs().max() + 1e-6 * exact.abs().max()
+    assert (result - exact).abs().max() <= allowed
+    code = source.source[source.source.index("@triton.jit\ndef k_") :]
+    # A choice remains where what is padded is computed.
+    assert ("tl.where" in code) == (kind == "avg-inside")
+    assert ("other=float('-inf')" in code) == (kind == "max")
+
+
+def test_elements_of_a_window_are_offsets_of_one_address():
+    module, functions = kernels_of(torch.nn.AvgPool1d(8, 1, 4), meta(64, 128, 16384))
+    with module.context, ir.Location.unknown():
+        kernel = Kernel(functions[0], Target(cores=132))
+        kernel.attributes = {**kernel.attributes, "tile": default_tile(kernel)}
+        ptx = compiled(lower(kernel)).asm["ptx"]
+    assert len(re.findall(r"ld\.global\.b32", ptx)) == 32  # 4 outputs a thread, 8 elements each
+    assert len(re.findall(r"m(?:ul|ad)\.wide\.s32", ptx)) <= 8

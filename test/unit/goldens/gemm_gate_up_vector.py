@@ -105,15 +105,14 @@ def gemm_gate_up_vector(in0, in1, in2, in3, out0, BLOCK_N: tl.constexpr, BLOCK_K
     v24 = tl.sum(acc0, axis=1)[:, None]
     v25 = tl.sum(acc1, axis=1)[:, None]
     v26 = tl.sum(stat0, axis=1)[:, None]
-    k27 = tl.full((1, 1), 2048.0, tl.float32)
-    v28 = v26 / k27
-    v29 = v28 + 9.999999747378752e-06
-    v30 = libdevice.rsqrt(v29)
-    v31 = v24 * v30
-    v32 = -v31
-    v33 = tl.exp(v32)
-    v34 = 1.0 + v33
-    v35 = v31 / v34
-    v36 = v25 * v30
-    v37 = v35 * v36
-    tl.store(out0 + n0, v37.to(tl.bfloat16))
+    v27 = v26 * 0.00048828125
+    v28 = v27 + 9.999999747378752e-06
+    v29 = libdevice.rsqrt(v28)
+    v30 = v24 * v29
+    v31 = -v30
+    v32 = tl.exp(v31)
+    v33 = 1.0 + v32
+    v34 = v30 / v33
+    v35 = v25 * v29
+    v36 = v34 * v35
+    tl.store(out0 + n0, v36.to(tl.bfloat16))

@@ -149,25 +149,24 @@ def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, part_acc0, par
         stat0 = stat0 + p34
         c35 = (a25 >= 0) & (a25 < 1024)
         tl.device_assert(c35, "index out of range")
-        k36 = tl.full((1, 1), 2048.0, tl.float32)
-        v37 = stat0 / k36
-        v38 = v37 + 9.999999747378752e-06
-        v39 = libdevice.rsqrt(v38)
-        v40 = acc0 * v39
-        v41 = a27.to(tl.float32)
-        v42 = v40 * v41
-        v43 = acc1 * v39
-        v44 = -v43
-        v45 = a28.to(tl.float32)
-        v46 = v44 * v45
-        v47 = v42 + v46
-        i48 = a25 * 512 + (n // 32) * 64 + (n % 32)
-        tl.store(out0 + i48, v47.to(tl.bfloat16), mask=c35)
-        v49 = a30.to(tl.float32)
-        v50 = v43 * v49
-        v51 = a31.to(tl.float32)
-        v52 = v40 * v51
-        v53 = v50 + v52
-        i54 = a25 * 512 + (n // 32) * 64 + (n % 32) + 32
-        tl.store(out0 + i54, v53.to(tl.bfloat16), mask=c35)
+        v36 = stat0 * 0.00048828125
+        v37 = v36 + 9.999999747378752e-06
+        v38 = libdevice.rsqrt(v37)
+        v39 = acc0 * v38
+        v40 = a27.to(tl.float32)
+        v41 = v39 * v40
+        v42 = acc1 * v38
+        v43 = -v42
+        v44 = a28.to(tl.float32)
+        v45 = v43 * v44
+        v46 = v41 + v45
+        i47 = a25 * 512 + (n // 32) * 64 + (n % 32)
+        tl.store(out0 + i47, v46.to(tl.bfloat16), mask=c35)
+        v48 = a30.to(tl.float32)
+        v49 = v42 * v48
+        v50 = a31.to(tl.float32)
+        v51 = v39 * v50
+        v52 = v49 + v51
+        i53 = a25 * 512 + (n // 32) * 64 + (n % 32) + 32
+        tl.store(out0 + i53, v52.to(tl.bfloat16), mask=c35)
         tl.store(arrivals + slot, 0)

@@ -106,24 +106,23 @@ def gemm_rotary_append_vector(in0, in1, in3, in4, in5, in6, out0, BLOCK_N: tl.co
     v23 = tl.sum(stat0, axis=1)[:, None]
     c24 = (a8 >= 0) & (a8 < 1024)
     tl.device_assert(c24, "index out of range")
-    k25 = tl.full((1, 1), 2048.0, tl.float32)
-    v26 = v23 / k25
-    v27 = v26 + 9.999999747378752e-06
-    v28 = libdevice.rsqrt(v27)
-    v29 = v21 * v28
-    v30 = a10.to(tl.float32)
-    v31 = v29 * v30
-    v32 = v22 * v28
-    v33 = -v32
-    v34 = a11.to(tl.float32)
-    v35 = v33 * v34
-    v36 = v31 + v35
-    i37 = a8 * 512 + (n0 // 32) * 64 + (n0 % 32)
-    tl.store(out0 + i37, v36.to(tl.bfloat16), mask=c24)
-    v38 = a13.to(tl.float32)
-    v39 = v32 * v38
-    v40 = a14.to(tl.float32)
-    v41 = v29 * v40
-    v42 = v39 + v41
-    i43 = a8 * 512 + (n0 // 32) * 64 + (n0 % 32) + 32
-    tl.store(out0 + i43, v42.to(tl.bfloat16), mask=c24)
+    v25 = v23 * 0.00048828125
+    v26 = v25 + 9.999999747378752e-06
+    v27 = libdevice.rsqrt(v26)
+    v28 = v21 * v27
+    v29 = a10.to(tl.float32)
+    v30 = v28 * v29
+    v31 = v22 * v27
+    v32 = -v31
+    v33 = a11.to(tl.float32)
+    v34 = v32 * v33
+    v35 = v30 + v34
+    i36 = a8 * 512 + (n0 // 32) * 64 + (n0 % 32)
+    tl.store(out0 + i36, v35.to(tl.bfloat16), mask=c24)
+    v37 = a13.to(tl.float32)
+    v38 = v31 * v37
+    v39 = a14.to(tl.float32)
+    v40 = v28 * v39
+    v41 = v38 + v40
+    i42 = a8 * 512 + (n0 // 32) * 64 + (n0 % 32) + 32
+    tl.store(out0 + i42, v41.to(tl.bfloat16), mask=c24)

@@ -14,7 +14,7 @@ from functools import partial
 
 from torch_mlir import ir
 
-from topo_opt.codegen.triton import scalar_ops
+from topo_opt.codegen.triton import scalar_ops, view_values
 from topo_opt.codegen.triton.element_rules import ELEMENT_RULES
 from topo_opt.codegen.triton.element_types import compute_type, storage_type
 from topo_opt.codegen.triton.regions import Region
@@ -26,7 +26,6 @@ from topo_opt.structured.access import (
     Condition,
     domain_indices,
     is_empty_reduction,
-    view_sources,
 )
 from topo_opt.structured.graph import Graph, Map, Node
 from topo_opt.structured.index import Expr, const, contiguous_strides, strided
@@ -54,10 +53,14 @@ class Emitter:
     fast: bool = False
     seeds: dict[Seed, Scalar] = field(default_factory=dict)
     on_reduction: ReductionHook | None = None
+    steps: frozenset[str] = frozenset()
+    """Axes whose variables are known when the kernel is compiled: what they add to an address becomes a part of the load."""
     _memo: list[dict[tuple, Scalar]] = field(default_factory=lambda: [{}])
     _predicates: list[str] = field(default_factory=list)
     _predicate_depends: frozenset[str] = frozenset()
     _asserted: set[str] = field(default_factory=set)
+    _fill: str | None = None
+    """What loads give where they are masked, instead of zero."""
 
     # -- scopes -----------------------------------------------------------------------------------------------------
 
@@ -111,7 +114,7 @@ class Emitter:
         seeded = self.seeds.get((number, where))
         if seeded is not None:
             return seeded
-        key = (number, where, tuple(self._predicates))
+        key = (number, where, tuple(self._predicates), self._fill)
         for memo in reversed(self._memo):
             if key in memo:
                 return memo[key]
@@ -134,7 +137,7 @@ class Emitter:
             raise UnsupportedError(f"kernel argument {number} has no pointer")
         info = self.graph.values[number]
         if node.name in VIEWS or is_empty_reduction(node):
-            return self._view(node, indices, info.position)
+            return view_values.view(self, node, indices, info.position)
         if node.is_loop_nest:
             if node.has_reduction:
                 if self.on_reduction is None:
@@ -147,27 +150,6 @@ class Emitter:
         if handler is None:
             raise UnsupportedError(f"{node.name} can't be computed inside a kernel of another family")
         return handler(self, node, indices)
-
-    def _view(self, node: Node, indices: Sequence[Expr], position: int) -> Scalar:
-        sources = view_sources(self.graph, node, indices, position)
-        pieces: list[tuple[list[str], frozenset[str], Scalar]] = []
-        for source in sources:
-            decided = [c.decided() for c in source.conditions]
-            if False in decided:
-                continue
-            tests = [t for c, d in zip(source.conditions, decided) if d is None for t in self.condition(c)]
-            depends = frozenset().union(*(c.index.symbols for c in source.conditions))
-            with self.predicate(tests, depends):
-                pieces.append((tests, depends, self.value(source.value, source.indices)))
-            if not tests:
-                break
-        else:
-            if node.name == "tensor.pad":
-                pieces.append(([], frozenset(), self._pad_value(node, indices)))
-        result = pieces[-1][2]
-        for tests, depends, piece in reversed(pieces[:-1]):
-            result = self.choose(" & ".join(tests), depends, piece, result)
-        return result
 
     def choose(self, test: str, depends: frozenset[str], a: Scalar, b: Scalar) -> Scalar:
         """`a` where `test` holds, else `b`."""
@@ -195,8 +177,14 @@ class Emitter:
             tests.append(f"(({index} - {condition.low}) % {condition.step} == 0)")
         return [self.writer.bind(t, "c") for t in tests]
 
-    def _pad_value(self, node: Node, indices: Sequence[Expr]) -> Scalar:
-        return Region(self).scalar(_last_operand(node.op))
+    @contextmanager
+    def filling(self, number: str | None) -> Iterator[None]:
+        """Loads inside give `number` where they are masked, zero for None."""
+        saved, self._fill = self._fill, number
+        try:
+            yield
+        finally:
+            self._fill = saved
 
     # -- memory -----------------------------------------------------------------------------------------------------
 
@@ -251,15 +239,27 @@ class Emitter:
         return self._load(pointer, strided(indices, strides), info.element)
 
     def _load(self, pointer: str, position: Expr, element: str) -> Value:
-        offset, depends = self.index(position), position.symbols
-        mask = self.mask(depends)
-        depends = depends | (self._predicate_depends if self._predicates else frozenset())
+        steps = tuple(t for t in position.terms if frozenset() < t[0].symbols() <= self.steps)
+        if steps and len(steps) < len(position.terms):
+            fixed = Expr(tuple(t for t in position.terms if t not in steps))
+            return self._load_at(
+                f"{pointer} + {self.index(fixed)}", Expr(steps, position.constant), element, fixed.symbols
+            )
+        return self._load_at(pointer, position, element)
+
+    def _load_at(
+        self, pointer: str, position: Expr, element: str, also: frozenset[str] = frozenset()
+    ) -> Value:
+        """Loads the element at an offset from `pointer`, which varies over the axes `also`."""
+        offset, symbols = self.index(position), position.symbols | also
+        mask = self.mask(symbols)
+        depends = symbols | (self._predicate_depends if self._predicates else frozenset())
         # Triton makes no float of eight bits from an integer.
-        zero = "0.0" if element.startswith("f8") else "0"
+        zero = self._fill or ("0.0" if element.startswith("f8") else "0")
         guard = f", mask={mask}, other={zero}" if mask else ""
         if position.is_constant:
             offset = self.writer.bind(f"tl.full((1, 1), {offset}, tl.int32)", "k")
-        elif mask and all(n in self.axes and self.axes[n].scalar for n in position.symbols):
+        elif mask and all(n in self.axes and self.axes[n].scalar for n in symbols):
             offset = self.writer.bind(f"{offset} + tl.zeros((1, 1), tl.int32)", "i")
         address = f"{pointer} + {offset}"
         name = self.writer.bind(f"tl.load({address}{guard})", "a")
@@ -391,11 +391,6 @@ class Emitter:
         """A value of the first one's type, or `element`, from a template with `{}` for the source of each."""
         source = self.writer.bind(template.format(*map(self.tensor, values)))
         return Value(source, element or values[0].element, frozenset().union(*(v.depends for v in values)))
-
-
-def _last_operand(op: ir.Operation) -> ir.Value:
-    block = op.regions[0].blocks[0]
-    return block.operations[len(block.operations) - 1].operation.operands[0]
 
 
 __all__ = ["Axis", "Complex", "Emitter", "Scalar", "Value"]

@@ -73,7 +73,9 @@ class LoopedRows:
             if space.parts > 1:
                 start = f"tl.program_id(1) * {span} + {start}"
             self.loops.define_cols(f"{start} + tl.arange(0, RBLOCK)[None, :]")
+            self.loops.emitter.steps = frozenset("r" if unrolled else "")
             body()
+            self.loops.emitter.steps = frozenset()
 
     # -- what there is to reduce ------------------------------------------------------------------------------------
 

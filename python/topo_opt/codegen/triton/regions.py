@@ -105,7 +105,7 @@ class Region:
         operands = [emitter.number(o) for o in operands]
         if op.name == "arith.select" and operands[0].is_literal:
             return operands[1] if operands[0].source == "True" else operands[2]
-        literals = op.name in scalar_ops.LITERAL_FRIENDLY and not all(o.is_literal for o in operands)
+        literals = scalar_ops.takes_literals(op) and not all(o.is_literal for o in operands)
         texts = [o.source if literals else emitter.tensor(o) for o in operands]
         if op.name == "arith.select":
             texts[1:] = [emitter.tensor(o) for o in operands[1:]]

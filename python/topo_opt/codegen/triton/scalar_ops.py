@@ -13,6 +13,7 @@ from typing import Any
 from torch_mlir import ir
 
 from topo_opt.codegen.triton.element_types import NARROW_FLOATS, compute_type, storage_type
+from topo_opt.codegen.triton.exact_division import exact_reciprocal
 from topo_opt.errors import UnsupportedError
 
 
@@ -30,8 +31,7 @@ class Context:
 
 Rule = Callable[..., str]
 RULES: dict[str, Rule] = {}
-# Rules whose operands may stand as Python literals beside one that is not a literal.
-LITERAL_FRIENDLY: set[str] = set()
+_LITERAL_FRIENDLY: set[str] = set()
 
 
 def rule(*names: str, literals: bool = False) -> Callable[[Rule], Rule]:
@@ -41,10 +41,16 @@ def rule(*names: str, literals: bool = False) -> Callable[[Rule], Rule]:
         for name in names:
             RULES[name] = fn
             if literals:
-                LITERAL_FRIENDLY.add(name)
+                _LITERAL_FRIENDLY.add(name)
         return fn
 
     return register
+
+
+def takes_literals(op: ir.Operation) -> bool:
+    """Whether operands may stand as Python literals beside one that is none."""
+    divides = op.name == "arith.divf" and exact_reciprocal(op.operands[1]) is not None
+    return op.name in _LITERAL_FRIENDLY or divides
 
 
 def _infix(symbol: str) -> Rule:
@@ -66,6 +72,9 @@ for _names, _symbol in {
 
 @rule("arith.divf")
 def _divf(ctx: Context, a: str, b: str) -> str:
+    reciprocal = exact_reciprocal(ctx.op.operands[1])
+    if reciprocal is not None:
+        return f"{a} * {reciprocal!r}"
     if ctx.fast or ctx.result == "f64":
         return f"{a} / {b}"
     return f"tl.div_rn({a}, {b})"
