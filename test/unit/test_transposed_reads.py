@@ -108,7 +108,7 @@ def test_every_access_takes_16_bytes_a_thread(function, shapes, dtype):
 
 
 def test_candidates_keep_the_division_and_vary_both_blocks():
-    inputs = [torch.empty(512, 1024), torch.empty(1024, 512)]
+    inputs = [torch.empty(4096, 8192, device="meta"), torch.empty(8192, 4096, device="meta")]
     module, functions = kernels_of(transpose_add, *inputs)
     with module.context, ir.Location.unknown():
         kernel = Kernel(functions[0], Target())
@@ -117,3 +117,17 @@ def test_candidates_keep_the_division_and_vary_both_blocks():
     assert all((t["across"], t["inner"]) == (1, 1) for t in found)
     shapes = [(t["x"], t["y"]) for t in found[:10]]
     assert len(set(shapes)) > 3 and {(64, 64), (32, 64), (64, 32)} <= set(shapes)
+
+
+def test_small_tensors_have_smaller_blocks_so_that_more_cores_work():
+    few, _ = source_of(to_last, [torch.empty(1, 64, 32, 32)])
+    many, _ = source_of(to_last, [torch.empty(64, 64, 32, 32)])
+    assert many["x"] * many["y"] == 64 * 64 and few["x"] * few["y"] == 512
+
+
+def test_blocks_of_inner_rows_have_candidates_of_all_rows_too():
+    module, functions = kernels_of(lambda x: x.sum(1), torch.empty(256, 512, 127, device="meta"))
+    with module.context, ir.Location.unknown():
+        found = loops_space.candidates(Kernel(functions[0], Target()))
+    assert found[0]["inner"] == 1 and any("inner" not in t for t in found[:10])
+    assert all(t["x"] <= 128 for t in found)

@@ -26,6 +26,8 @@ def candidates(kernel: Kernel) -> list[dict[str, int]]:
     rows, cols = _sizes(kernel, default)
     if "y" in default and (both := two_axes(kernel)) is not None:
         return nearest_first(default, both.tiles())[:MOST]
+    if "inner" in default:  # blocks along the inner dimensions: no larger than they are
+        rows = prod(kernel.attributes["rows"][-default["inner"] :])
     found = [
         default | {"x": x, "r": r, "warps": warps} | parts
         for x, r, warps, parts in product(
@@ -33,6 +35,10 @@ def candidates(kernel: Kernel) -> list[dict[str, int]]:
         )
         if warps * _THREADS <= max(x * r, _THREADS) <= MOST_ELEMENTS * warps * _THREADS
     ]
+    if "inner" in default:
+        found += [
+            {k: v for k, v in tile.items() if k != "inner"} for tile in found if tile["x"] == default["x"]
+        ]
     return nearest_first(default, found)[:MOST]
 
 

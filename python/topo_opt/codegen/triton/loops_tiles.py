@@ -66,7 +66,7 @@ def default_tile(kernel: Kernel) -> Tile:
     cores = kernel.target.cores
     if cols == 1:
         both = two_axes(kernel)
-        return both.default() if both else _pointwise(kernel, rows)
+        return both.default(rows, cores) if both else _pointwise(kernel, rows)
     layout, once = read_layout(kernel), _reads_once(kernel)
     limit = UNROLLED_COLUMNS if abs(layout.row) == 1 else WINDOW_COLUMNS
     is_window = once and abs(layout.row) <= WINDOW_STRIDE and abs(layout.row) < cols <= limit

@@ -31,6 +31,8 @@ from topo_opt.structured.index import (
 
 RUN = 64
 """Elements of a run that a block has along either axis."""
+LEAST_BLOCK = 512
+"""Elements of a block."""
 SHORT_RUN = 8
 """Rows along x that a block of two axes is for: fewer streams are read well by a block of one axis."""
 _SHARE = 8
@@ -63,14 +65,16 @@ class TwoAxes:
         """A tile with blocks of these sizes."""
         return {"x": x, "y": y, "r": 1, "warps": warps, "across": self.across, "inner": self.inner}
 
-    def default(self) -> dict[str, int]:
-        """As square a block as the sizes allow, with a few vectors a thread."""
+    def default(self, rows: int, cores: int) -> dict[str, int]:
+        """As square a block as the sizes allow, with a few vectors a thread; smaller where cores would stay idle."""
         x, y = (min(RUN, next_power_of_two(n)) for n in (self.x_count, self.y_count))
         # What a short axis leaves goes to the other one.
         x, y = (
             min(RUN * RUN // y, next_power_of_two(self.x_count), 4 * RUN),
             min(RUN * RUN // x, next_power_of_two(self.y_count), 4 * RUN),
         )
+        while x * y > LEAST_BLOCK and rows < 2 * cores * x * y:
+            x, y = (x // 2, y) if x > y else (x, y // 2)
         return self.tile(x, y, max(1, min(8, x * y // (32 * _THREAD_ELEMENTS))))
 
     def tiles(self) -> Iterator[dict[str, int]]:
