@@ -14,7 +14,7 @@ from direct_launcher import Interpreted
 from topo_opt.api import compile as compile_model
 from topo_opt.codegen.bundle import write_bundle
 from topo_opt.errors import InputError, StrictError, TopoError
-from topo_opt.runtime import cuda, interpreter, load, program, steps
+from topo_opt.runtime import cuda, direct_parts, interpreter, load, program, steps
 from topo_opt.runtime.steps import StepFailed
 
 pytest.importorskip("triton")
@@ -251,19 +251,47 @@ def test_replays_for_benchmarks_run_on_the_tensors_of_the_last_call(played, monk
     assert len(ours.executor.ran) == ran + 4 and not isinstance(ours.status()[0], TopoError)
 
 
-def test_what_is_made_of_weights_is_there_for_launches_on_the_callers_tensors(played, monkeypatch, tmp_path):
-    module = torch.nn.Sequential(
-        torch.nn.Conv2d(4, 6, 3), torch.nn.ReLU(), torch.nn.Conv2d(6, 4, 3, bias=False)
-    ).eval()
-    x = torch.randn(2, 4, 7, 8)
-    folder = tmp_path / "bundle"
-    weights = dict(module.state_dict())
-    compile_model(module, (x,), topology="cpu", tune="off", out=folder)
-    ours = open_on(monkeypatch, folder, launch="direct", weights=weights)
+@pytest.fixture
+def convolutions(tmp_path):
+    """A module of two convolutions, which are left to ATen, and its bundle."""
+    layers = torch.nn.Conv2d(4, 6, 3), torch.nn.ReLU(), torch.nn.Conv2d(6, 4, 3, bias=False), torch.nn.Tanh()
+    module = torch.nn.Sequential(*layers).eval().requires_grad_(False)
+    compile_model(
+        module, (torch.randn(2, 4, 7, 8),), topology="cpu", tune="off", out=tmp_path / "convolutions"
+    )
+    return module, tmp_path / "convolutions"
+
+
+def test_what_is_made_of_weights_is_there_for_launches_on_the_callers_tensors(
+    played, monkeypatch, convolutions
+):
+    module, folder = convolutions
+    ours = open_on(monkeypatch, folder, launch="direct", weights=dict(module.state_dict()))
     for scale in (1.0, 1.0, -2.0):
-        weights["0.weight"].mul_(scale)
-        with torch.no_grad():
-            expected = module(x)
-        torch.testing.assert_close(ours(x), expected, rtol=1e-5, atol=1e-6)
-        assert ours.status()[0].mode == "direct" and not ours.fallbacks
+        module[0].weight.mul_(scale)
         x = torch.randn(2, 4, 7, 8)
+        torch.testing.assert_close(ours(x), module(x), rtol=1e-5, atol=1e-6)
+        assert ours.status()[0].mode == "direct" and not ours.fallbacks
+
+
+def test_a_graph_takes_what_aten_makes_without_a_copy(played, monkeypatch, convolutions):
+    module, folder = convolutions
+    ours = open_on(monkeypatch, folder, launch="graph")
+    call, stored = direct_parts.aten_results, []
+
+    def recorded(*arguments):
+        """A graph repeats what ATen computes where it first put it."""
+        results = call(*arguments)
+        if played.capturing is not None:
+            played.capturing.append(lambda: [r.copy_(n) for r, n in zip(results, call(*arguments))])
+        return results
+
+    monkeypatch.setattr(direct_parts, "aten_results", recorded)
+    for module_of_store in (steps, direct_parts):
+        monkeypatch.setattr(module_of_store, "store", lambda *tensors: stored.append(tensors))
+    x = torch.randn(2, 4, 7, 8)
+    for mode in (*MODES["graph"], MODES["graph"][-1]):
+        torch.testing.assert_close(ours(x), module(x), rtol=1e-5, atol=1e-6)
+        assert ours.status()[0].mode == mode and not ours.fallbacks
+        x.normal_()
+    assert played.replays == 4 and not stored

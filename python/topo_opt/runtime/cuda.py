@@ -42,6 +42,8 @@ class _Ready:
 
     bound: BoundVariant
     direct: DirectVariant | None = None
+    recorded: DirectVariant | None = None
+    """What is captured where ATen makes buffers: its results would be copied into the static memory."""
     graph: torch.cuda.CUDAGraph | None = None
     callers: CallerGraphs | None = None
     reason: str = ""
@@ -223,7 +225,21 @@ class CudaExecutor:
             return _Ready(direct.bound, direct, reason=obstacle)
         bound = bind_variant(variant, self.kernels, self.memory.bind(variant), self)
         self._load(bound)
-        return _Ready(bound)
+        return _Ready(bound, recorded=self._recorded(variant))
+
+    def _recorded(self, variant: Variant) -> DirectVariant | None:
+        if not any(isinstance(s, AtenStep) for s in variant.steps):
+            return None
+        direct = DirectVariant(variant, self.kernels, self.memory, self)
+        return direct if direct.made else None
+
+    def _execution(self, ready: _Ready, bound: BoundVariant) -> Callable[[], None]:
+        """One execution on the memory of `bound`, to be captured."""
+        recorded = ready.recorded
+        if recorded is None:
+            return bound.run_steps
+        index = self.device.index
+        return lambda: recorded.run_on(bound.tensors, torch._C._cuda_getCurrentRawStream(index))
 
     def _load(self, bound: BoundVariant) -> None:
         """Prepares the weights, for calls on any stream."""
@@ -240,7 +256,8 @@ class CudaExecutor:
     def _compile(self, ready: _Ready) -> None:
         """Compiles the kernels of a variant; what does not compile is remembered."""
         try:
-            compile_all([s.run for s in ready.bound.steps if isinstance(s.run, Launch)], self.device)
+            steps = (ready.recorded or ready).bound.steps
+            compile_all([s.run for s in steps if isinstance(s.run, Launch)], self.device)
         except StepFailed as error:
             ready.broken = error.message
             raise
@@ -270,6 +287,7 @@ class CudaExecutor:
         Raises `StepFailed` with the state as it was before.
         """
         bound = ready.bound
+        execute = self._execution(ready, bound)
         self._compile(ready)
         state = bound.mutated_tensors()
         saved = [t.clone() for t in state]
@@ -278,7 +296,7 @@ class CudaExecutor:
         try:
             with torch.cuda.stream(side):
                 bound.copy_in(leaves)
-                bound.run_steps()
+                execute()
             side.synchronize()
         except StepFailed as error:
             self.memory.clear_zeroed()
@@ -288,7 +306,7 @@ class CudaExecutor:
         finally:
             torch.cuda.current_stream().wait_stream(side)
             _restore(state, saved)
-        ready.graph, ready.reason = self._captured(bound, side)
+        ready.graph, ready.reason = self._captured(execute, side)
         if ready.reason and (self.graphs == "require" or self.launch == "graph"):
             raise StrictError(f"{bound.variant.symbol} can't be captured as one CUDA graph: {ready.reason}")
         if ready.graph is not None:
@@ -316,8 +334,10 @@ class CudaExecutor:
                 tensors[leaf.buffer] = value
         with plain_tensors(), torch.cuda.device(self.device):
             bound = bind_variant(variant, self.kernels, tensors, self)
-            compile_all([s.run for s in bound.steps if isinstance(s.run, Launch)], self.device)
-            graph, reason = self._captured(bound, torch.cuda.Stream(self.device))
+            if ready.recorded is None:
+                compile_all([s.run for s in bound.steps if isinstance(s.run, Launch)], self.device)
+            execute = self._execution(ready, bound)
+            graph, reason = self._captured(execute, torch.cuda.Stream(self.device))
         return None if graph is None or reason else graph.replay
 
     def _graph_obstacle(self, variant: Variant) -> str:
@@ -332,7 +352,7 @@ class CudaExecutor:
         return ""
 
     def _captured(
-        self, bound: BoundVariant, stream: torch.cuda.Stream
+        self, execute: Callable[[], None], stream: torch.cuda.Stream
     ) -> tuple[torch.cuda.CUDAGraph | None, str]:
         """The steps as one graph, or why they can't be captured."""
         graph = torch.cuda.CUDAGraph()
@@ -340,7 +360,7 @@ class CudaExecutor:
             self.pool = torch.cuda.graph_pool_handle()
         try:
             with torch.cuda.graph(graph, pool=self.pool, stream=stream, capture_error_mode="thread_local"):
-                bound.run_steps()
+                execute()
         except (RuntimeError, StepFailed) as error:
             text = error.message if isinstance(error, StepFailed) else str(error).splitlines()[0]
             torch.cuda.synchronize(self.device)

@@ -206,6 +206,25 @@ class DirectVariant:
             tensors[buffer] = given
         for buffer, template in self.outputs:
             tensors[buffer] = torch.empty_like(template, memory_format=torch.contiguous_format)
+        self._run_parts(tensors, stream)
+        for given, own in back:
+            given.copy_(own)
+        return self._results(tensors)
+
+    def run_on(self, memory: Sequence[torch.Tensor], stream: int) -> None:
+        """One execution with inputs and results where `memory`, a tensor for each buffer, has them. Raises `StepFailed`.
+
+        What ATen makes in between is taken as it is. A graph that records this keeps that memory in its pool.
+        """
+        tensors = list(self.fixed)
+        for b in self.varying:
+            tensors[b] = memory[b]
+        self._run_parts(tensors, stream)
+        for b in self.made:
+            if self.variant.buffers[b].kind == "output":
+                memory[b].copy_(tensors[b])
+
+    def _run_parts(self, tensors: list[torch.Tensor], stream: int) -> None:
         changed = False
         for part in self.parts:
             try:
@@ -215,9 +234,6 @@ class DirectVariant:
                 # A kernel of this part may have run before the one that failed.
                 raise StepFailed(f"{part.name}: {text}", mutated=changed or part.changes) from error
             changed = changed or part.changes
-        for given, own in back:
-            given.copy_(own)
-        return self._results(tensors)
 
     def _results(self, tensors: list[torch.Tensor]) -> list[Any]:
         results: list[Any] = []
