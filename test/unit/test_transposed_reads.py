@@ -119,6 +119,13 @@ def test_candidates_keep_the_division_and_vary_both_blocks():
     assert len(set(shapes)) > 3 and {(64, 64), (32, 64), (64, 32)} <= set(shapes)
 
 
+def test_a_short_axis_has_candidates_too():
+    module, functions = kernels_of(to_first, torch.empty(512, 224, 224, 3, device="meta"))
+    with module.context, ir.Location.unknown():
+        found = loops_space.candidates(Kernel(functions[0], Target()))
+    assert len(found) > 3 and all(t["y"] == 4 for t in found)
+
+
 def test_small_tensors_have_smaller_blocks_so_that_more_cores_work():
     few, _ = source_of(to_last, [torch.empty(1, 64, 32, 32)])
     many, _ = source_of(to_last, [torch.empty(64, 64, 32, 32)])

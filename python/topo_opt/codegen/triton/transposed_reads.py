@@ -38,6 +38,7 @@ SHORT_RUN = 8
 _SHARE = 8
 """An operand with less than this part of the results' elements is left to the caches."""
 _THREAD_ELEMENTS = 16
+_SIDES = (16, 32, 64, 128, 256)
 
 
 class Probe(Emitter):
@@ -79,9 +80,12 @@ class TwoAxes:
 
     def tiles(self) -> Iterator[dict[str, int]]:
         """Tiles that are worth measuring."""
-        for x, y, warps in product((16, 32, 64, 128, 256), (16, 32, 64, 128, 256), (2, 4, 8)):
-            fits = x <= next_power_of_two(self.x_count) and y <= next_power_of_two(self.y_count)
-            if fits and 4 <= x * y // (32 * warps) <= 2 * _THREAD_ELEMENTS:
+        sides = [
+            [s for s in _SIDES if s <= next_power_of_two(n)] or [next_power_of_two(n)]
+            for n in (self.x_count, self.y_count)
+        ]
+        for x, y, warps in product(*sides, (2, 4, 8)):
+            if 4 <= x * y // (32 * warps) <= 2 * _THREAD_ELEMENTS:
                 yield self.tile(x, y, warps)
 
 
