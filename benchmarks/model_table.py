@@ -37,7 +37,7 @@ def launches(module: ir.Module, symbol: str) -> tuple[int, int]:
     called = [
         ir.FlatSymbolRefAttr(o.operation.attributes["callee"]).value
         for o in function.regions[0].blocks[0].operations
-        if o.operation.name == "func.call"
+        if o.operation.name == "func.call" and "topo.at_load" not in o.operation.attributes
     ]
     kernels = [c for c in called if not c.startswith("aten.")]
     return len(kernels), len(set(kernels))

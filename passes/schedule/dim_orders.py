@@ -129,15 +129,15 @@ def _pad(orders: Orders, op: ir.Operation) -> None:
 
 
 def _concat(orders: Orders, op: ir.Operation) -> None:
+    """In the order of the first part that was computed in one; the other parts are transposed, which joins what makes them."""
     found = [orders.of(v) for v in op.operands]
     order = next(f.order for f in found if f is not None and f.made)
-    if any(f is None or f.order != order for f in found):
-        return
+    parts = [orders.in_order(v, order) for v in op.operands]
     dim = order.index(ir.IntegerAttr(op.attributes["dim"]).value)
     kind = ir.RankedTensorType(op.results[0].type)
     result = ir.RankedTensorType.get([kind.shape[d] for d in order], kind.element_type)
     attributes = {"dim": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), dim)}
-    made = ir.Operation.create("tensor.concat", [result], [f.value for f in found if f], attributes)
+    made = ir.Operation.create("tensor.concat", [result], parts, attributes)
     orders.replace(op.results[0], made.results[0], order)
 
 

@@ -129,6 +129,18 @@ func.func @one_dimension(%x: tensor<2x8x9xf32>, %w: tensor<8x4x3xf32>) -> tensor
   return %z : tensor<2x4x18xbf16>
 }
 
+// A part that was not computed in the order is transposed to it, so that what reads all parts has one order.
+// CHECK-LABEL: func.func @joined
+// CHECK: %[[Y2:.*]] = call @aten.0.channels_last
+// CHECK: %[[PART:.*]] = linalg.generic {indexing_maps = [#[[FIRST]], {{.*}} ins(%arg2
+// CHECK: %[[ALL:.*]] = tensor.concat dim(3) %[[PART]], %[[Y2]]
+// CHECK: linalg.generic {indexing_maps = [#[[LAST]], {{.*}} ins(%[[ALL]]
+func.func @joined(%x: tensor<2x8x6x5xf32>, %u: tensor<4x8x3x3xf32>, %p: tensor<2x3x6x5xf32>) -> tensor<2x7x6x5xf32> {
+  %y = call @aten.0(%x, %u) : (tensor<2x8x6x5xf32>, tensor<4x8x3x3xf32>) -> tensor<2x4x6x5xf32>
+  %c = tensor.concat dim(1) %p, %y : (tensor<2x3x6x5xf32>, tensor<2x4x6x5xf32>) -> tensor<2x7x6x5xf32>
+  return %c : tensor<2x7x6x5xf32>
+}
+
 // Groups keep their order: cuDNN is slower with channels last there.
 // CHECK-LABEL: func.func @grouped
 // CHECK-NEXT: call @aten.3(%arg0, %arg1)
