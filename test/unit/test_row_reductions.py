@@ -15,6 +15,7 @@ from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.loops import lower
 from topo_opt.codegen.triton.loops_tiles import default_tile, read_layout
 from topo_opt.codegen.triton.target import Target
+from topo_opt.errors import UnsupportedError
 
 
 def run(function, inputs, tile, shapes) -> tuple[str, list[torch.Tensor]]:
@@ -344,3 +345,41 @@ def test_elements_of_a_window_are_offsets_of_one_address():
         ptx = compiled(lower(kernel)).asm["ptx"]
     assert len(re.findall(r"ld\.global\.b32", ptx)) == 32  # 4 outputs a thread, 8 elements each
     assert len(re.findall(r"m(?:ul|ad)\.wide\.s32", ptx)) <= 8
+
+
+@pytest.mark.parametrize("size,stride,padding", [(11, 11, 0), (5, 4, 2), (4, 4, 0)])
+@pytest.mark.parametrize("pool", [torch.nn.AvgPool2d, torch.nn.MaxPool2d])
+def test_lines_of_windows_are_read_whole(pool, size, stride, padding):
+    window = pool(size, stride, padding)
+    x = torch.randn(2, 3, 30, 31)
+    line = 16 if size == 11 else 8
+    tile = {"x": 8, "r": line, "warps": 1, "inner_cols": 1}
+    source = check(lambda x: window(x), [x], tile, [window(x).shape])
+    assert f"for q in range(0, {size})" in source
+
+
+def test_columns_in_lines_are_not_counted_or_shared():
+    x = torch.randn(2, 3, 30, 31)
+    tile = {"x": 1, "r": 32, "warps": 1, "inner_cols": 1}
+    check(lambda x: x.sum((2, 3)), [x], tile, [(2, 3)])
+    for function, other in (
+        (lambda x: ((x - x.mean((2, 3), keepdim=True)) ** 2).mean((2, 3)), {}),
+        (lambda x: x.sum((2, 3)), {"r": 16}),
+        (lambda x: x.sum((2, 3)), {"parts": 2}),
+    ):
+        with pytest.raises(UnsupportedError, match="columns in lines"):
+            run(function, [x], tile | other, [(2, 3)])
+
+
+def test_threads_lie_along_the_lines_of_wide_windows():
+    ((_, tile),) = tile_of(torch.nn.AvgPool2d(11), meta(16, 64, 1024, 1024))
+    assert tile == {"x": 128, "r": 16, "warps": 4, "inner_cols": 1}
+    ((_, tile),) = tile_of(torch.nn.MaxPool2d(3, 2), meta(16, 64, 256, 256))
+    assert "inner_cols" not in tile
+    module, functions = kernels_of(torch.nn.AvgPool2d(11), meta(16, 64, 1024, 1024))
+    with module.context, ir.Location.unknown():
+        kernel = Kernel(functions[0], Target(cores=132))
+        kernel.attributes = {**kernel.attributes, "tile": default_tile(kernel)}
+        code = compiled(lower(kernel)).asm["ttgir"]
+    layout = re.search(r"tt\.load .*tensor<128x16x!tt\.ptr<f32>, (#\w+)>", code)[1]
+    assert re.search(rf"{layout} = #ttg\.blocked<.*order = \[(\d)", code)[1] == "1"

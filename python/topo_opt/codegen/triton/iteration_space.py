@@ -1,10 +1,11 @@
 """The iteration space of a loops kernel and which of its dimensions a program's block spans.
 
     rows d0 ... dn:   [ b: one index a program ][ y: `across` dims, a block ][ x: `inner` dims, a block ]
+    cols d0 ... dm:   [ q: one index a step ][ r: `inner_cols` dims, a block ]
 
 Without `inner` in the tile, `x` spans all rows. Where it spans the last ones only, neighbours along `x` are neighbours in
 memory whatever the sizes are: Triton sees no runs through a division. `y` is for pointwise kernels, some of whose operands
-lie along other dimensions than their results.
+lie along other dimensions than their results. `q` is for windows whose lines are runs of neighbours: a block has a line each.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class Space:
     """Dimensions along y, in front of those along x."""
     inner: int = 0
     """Dimensions along x."""
+    inner_cols: int = 0
+    """Dimensions along r."""
 
     @property
     def row_count(self) -> int:
@@ -81,8 +84,18 @@ class Space:
         return prod(self.cols)
 
     @property
+    def r_count(self) -> int:
+        """Columns along r."""
+        return prod(self.cols[len(self.cols) - self.inner_cols :])
+
+    @property
+    def q_count(self) -> int:
+        """Columns along the dimensions that are walked one index at a time."""
+        return self.col_count // self.r_count if self.cols else 1
+
+    @property
     def persistent(self) -> bool:
-        return self.r_block >= self.col_count and self.parts == 1
+        return self.r_block >= self.col_count and self.parts == 1 and self.q_count == 1
 
     @property
     def part_columns(self) -> int:
@@ -102,10 +115,13 @@ def read_space(kernel: Kernel, tile: Mapping[str, int]) -> Space:
         for name, sizes in (("b", rows[:first]), ("y", rows[first:last]), ("x", rows[last:]))
         for place in delinearize(symbol(name, prod(sizes)), sizes)
     ]
-    r = symbol("r", prod(cols))
+    inner_cols = tile.get("inner_cols", len(cols))
+    outer_cols = cols[: len(cols) - inner_cols]
+    columns = delinearize(symbol("q", prod(outer_cols)), outer_cols)
+    columns += delinearize(symbol("r", prod(cols[len(outer_cols) :])), cols[len(outer_cols) :])
     full_shape = tuple(attributes["full_shape"])
     affine = ir.AffineMapAttr(attributes["full_map"]).value
-    indices = places + delinearize(r, cols)
+    indices = places + columns
     full = linearize([evaluate(e, indices) for e in affine.results], full_shape)
     steps = -(-prod(cols) // tile["r"])
     parts = -(-steps // -(-steps // tile.get("parts", 1)))
@@ -115,11 +131,12 @@ def read_space(kernel: Kernel, tile: Mapping[str, int]) -> Space:
         full_shape,
         full,
         linearize(places, rows),
-        r,
+        linearize(columns, cols),
         tile["x"],
         tile["r"],
         parts,
         tile.get("y", 0),
         across,
         inner,
+        inner_cols,
     )

@@ -44,6 +44,10 @@ class LoopedRows:
         returns = loops.kernel.graph.returns
         full = [p for p, v in enumerate(returns) if loops.is_full(v)]
         levels, pairs = self.levels()
+        if loops.space.q_count > 1 and (
+            pairs or loops.space.parts > 1 or loops.space.r_block < loops.space.r_count
+        ):
+            raise UnsupportedError("columns in lines, where they are shared, in blocks or counted")
         if loops.space.parts > 1:
             self._lower_shared(levels, pairs, bool(full))
             return
@@ -63,6 +67,11 @@ class LoopedRows:
     def _loop(self, body: Callable[[], object], forward: bool = False) -> None:
         """One pass over the columns of the program."""
         space = self.loops.space
+        if space.q_count > 1:
+            with self.loops.emitter.scope(f"for q in range(0, {space.q_count}):"):
+                self.loops.define_cols("tl.arange(0, RBLOCK)[None, :]")
+                body()
+            return
         span = space.part_columns if space.parts > 1 else space.col_count
         backward = not forward and self._passes % 2 == 1
         self._passes += 1
@@ -117,7 +126,7 @@ class LoopedRows:
         found: dict[Request, None] = {}
 
         def record(node: Node, position: int, indices: tuple[Expr, ...]) -> Scalar:
-            if any("r" in i.symbols for i in indices):
+            if any({"q", "r"} & i.symbols for i in indices):
                 raise UnsupportedError("a reduction is read at another row than the kernel's own")
             found[(node.id, position, indices)] = None
             element = loops.kernel.graph.values[node.results[position]].element
@@ -212,6 +221,13 @@ def passes(loops: Loops) -> tuple[int, bool]:
     looped = LoopedRows(loops)
     levels, pairs = looped.levels()
     return len(levels), not any(looped.sequential_of(level, pairs) for level in levels)
+
+
+def combines_plainly(loops: Loops) -> bool:
+    """Whether every reduction combines its columns in any order, and needs no other one."""
+    looped = LoopedRows(loops)
+    levels, pairs = looped.levels()
+    return len(levels) == 1 and not pairs and not looped.sequential_of(levels[0], pairs)
 
 
 def kept_words(loops: Loops) -> int:

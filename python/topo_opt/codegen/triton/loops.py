@@ -6,8 +6,8 @@ reduction there is only `x`, or `y` and `x` where operands lie along two axes. W
 
 `topo.kernel` of this family: `rows`, `cols` (sizes of the two spaces), `full_shape` and `full_map` (affine map from rows and
 cols to the indices of a tensor that spans both, which fixes the row-major order of full-size results), `tile`
-(`x`, `r` block sizes, `warps`; `parts`: programs that share the columns of a block of rows; `y`, `across`, `inner`:
-`iteration_space`).
+(`x`, `r` block sizes, `warps`; `parts`: programs that share the columns of a block of rows; `y`, `across`, `inner`,
+`inner_cols`: `iteration_space`).
 """
 
 from __future__ import annotations
@@ -94,11 +94,13 @@ class Loops:
         space = self.space
         x_mask = "x_mask" if space.x_count % space.x_block else None
         covered = space.part_columns * space.parts if space.parts > 1 else space.r_block
-        r_mask = "r_mask" if covered and space.col_count % covered else None
-        axes = {"x": Axis("x", space.x_count, "x", x_mask), "r": Axis("r", space.col_count, "r", r_mask)}
+        r_mask = "r_mask" if covered and space.r_count % covered else None
+        axes = {"x": Axis("x", space.x_count, "x", x_mask), "r": Axis("r", space.r_count, "r", r_mask)}
         if space.y_block:
             y_mask = "y_mask" if space.y_count % space.y_block else None
             axes["y"] = Axis("y", space.y_count, "y", y_mask)
+        if space.q_count > 1:
+            axes["q"] = Axis("q", space.q_count, "q", scalar=True)
         if space.outer_count > 1:
             axes["b"] = Axis("b", space.outer_count, "b", scalar=True)
         return axes
@@ -139,7 +141,7 @@ class Loops:
             return
         self.writer.line(f"r = {source}")
         if self.emitter.axes["r"].mask:
-            self.writer.line(f"r_mask = r < {self.space.col_count}")
+            self.writer.line(f"r_mask = r < {self.space.r_count}")
 
     @property
     def tile_shape(self) -> str:

@@ -52,7 +52,11 @@ def _sizes(kernel: Kernel, default: Mapping[str, int]) -> tuple[int, int]:
 
 
 def _columns(kernel: Kernel, default: Mapping[str, int], cols: int) -> Iterable[int]:
-    if kernel.attributes["family"] != "loops" or (default["r"] >= cols and cols <= ONE_BLOCK):
+    if (
+        kernel.attributes["family"] != "loops"
+        or "inner_cols" in default
+        or (default["r"] >= cols and cols <= ONE_BLOCK)
+    ):
         return [default["r"]]
     return _around(default["r"], 2, cols)
 

@@ -6,12 +6,13 @@ registers, and that there are programs for the whole machine: a few long rows ar
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from topo_opt.codegen.triton.broadcast_reads import within_rows
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
-from topo_opt.codegen.triton.looped_rows import UNROLLED_COLUMNS, kept_words, passes
+from topo_opt.codegen.triton.looped_rows import UNROLLED_COLUMNS, combines_plainly, kept_words, passes
 from topo_opt.codegen.triton.row_split_tiles import MOST_ROWS, Shared, ranked
 from topo_opt.codegen.triton.transposed_reads import Probe, two_axes
 from topo_opt.errors import UnsupportedError
@@ -39,6 +40,10 @@ ROUNDS = 4
 """How often the programs that run at a time follow each other, where they are more: the last round may be nearly empty."""
 LEAST_STEPS = 4
 """Steps of a program at least, where rows are shared for that."""
+LONGEST_LINE = 256
+"""Neighbouring columns of a window that a block has."""
+LINE_ELEMENTS = 2048
+"""Elements of a block of lines: 16 loads a thread, which don't wait for each other."""
 IDLE = 1.15
 """Elements of blocks to elements that exist, at most, where one dimension of the rows is divided into blocks."""
 RUN_ELEMENTS = 4
@@ -51,13 +56,14 @@ COMBINED_ELEMENTS = 16384
 class Layout:
     """How far apart neighbouring rows and columns of the largest tensor that a reduction reads are, in elements.
 
-    `inner`: dimensions of the rows, the last ones, along which all rows are that far apart.
+    `inner`, `inner_cols`: dimensions of the rows and of the columns, the last ones, along which all are that far apart.
     """
 
     row: int
     column: int
     elements: int
     inner: int
+    inner_cols: int
 
 
 def default_tile(kernel: Kernel) -> Tile:
@@ -68,6 +74,8 @@ def default_tile(kernel: Kernel) -> Tile:
         both = two_axes(kernel)
         return both.default(rows, cores) if both else _pointwise(kernel, rows)
     layout, once = read_layout(kernel), _reads_once(kernel)
+    if once and rows >= cores * ELEMENTS // 4 and (lines := _lines(kernel, layout)):
+        return lines
     limit = UNROLLED_COLUMNS if abs(layout.row) == 1 else WINDOW_COLUMNS
     is_window = once and abs(layout.row) <= WINDOW_STRIDE and abs(layout.row) < cols <= limit
     if is_window and rows >= cores * ELEMENTS // 4:
@@ -135,6 +143,19 @@ def _window(kernel: Kernel, layout: Layout) -> Tile:
     found = _whole_runs(kernel, layout, x)
     # Fewer rows leave threads with a single one, whose indices cost more than a division.
     return {"x": x, "r": 1, "warps": 4} | (found if found.get("x", 0) >= 256 else {})
+
+
+def _lines(kernel: Kernel, layout: Layout) -> Tile:
+    """Blocks with a line of many windows each, where threads along the rows would lie many elements apart; else empty."""
+    cols = kernel.attributes["cols"]
+    line = prod(cols[len(cols) - layout.inner_cols :])
+    apart = abs(layout.row) >= RUN_ELEMENTS and abs(layout.column) == 1
+    if not apart or not RUN_ELEMENTS <= line <= LONGEST_LINE or line == prod(cols):
+        return {}
+    if not combines_plainly(_loops(kernel, {"x": 1, "r": 1})):
+        return {}
+    r = next_power_of_two(line)
+    return {"x": LINE_ELEMENTS // r, "r": r, "warps": 4, "inner_cols": layout.inner_cols}
 
 
 def _few_neighbours(kernel: Kernel, layout: Layout, rows: int, cols: int) -> Tile:
@@ -207,16 +228,23 @@ def read_layout(kernel: Kernel) -> Layout:
             continue
     found = [(n, p) for n, _, p in probe.places if {"x", "r"} & p.symbols]
     if not found:
-        return Layout(space.col_count, 1, space.row_count * space.col_count, len(space.rows))
+        return Layout(space.col_count, 1, space.row_count * space.col_count, len(space.rows), len(space.cols))
     elements, place = max(found, key=lambda item: item[0])
 
     def at(x: int, r: int) -> int:
         return place.substitute({"x": const(x) if x else ZERO, "r": const(r) if r else ZERO}).bounds[0]
 
     start, row = at(0, 0), at(min(1, space.row_count - 1), 0) - at(0, 0)
-    inner, count = 0, 1
-    for size in reversed(space.rows):
-        if size > 1 and at(count, 0) - start != row * count:
+    column = at(0, 1) - start
+    inner = _run(space.rows, lambda n: at(n, 0) - start == row * n)
+    return Layout(row, column, elements, inner, _run(space.cols, lambda n: at(0, n) - start == column * n))
+
+
+def _run(sizes: Sequence[int], continues: Callable[[int], bool]) -> int:
+    """How many of the last dimensions are one run; `continues(n)`: whether an index after n inner ones lies where it would."""
+    dims, count = 0, 1
+    for size in reversed(sizes):
+        if size > 1 and not continues(count):
             break
-        inner, count = inner + 1, count * size
-    return Layout(row, at(0, 1) - start, elements, inner)
+        dims, count = dims + 1, count * size
+    return dims
