@@ -35,6 +35,9 @@ class ChannelsLast(Pass):
     from the rest) works in the order of the first one's result; what is left of the changes becomes part of the kernels
     around it.
 
+    A product whose result is transposed to have its columns second, as a convolution that is one has, is followed likewise in the
+    order in which it was computed.
+
     Convolutions with groups stay: cuDNN's kernels for those are slower with channels last (on grouped 3x3 convolutions up to
     31 times, PyTorch's `_inductor.graph.GraphLowering.decide_layout_opt`), and so do those in f64, which has no such kernels.
     """
@@ -49,11 +52,11 @@ class ChannelsLast(Pass):
             for view in top.regions[0].blocks[0].operations
             if (call := _convolution(view.operation)) is not None
         }
-        if not declarations:
-            return
         with module.context:
             for function in plan_functions(top):
-                _rewrite(function, declarations)
+                operations = [view.operation for view in function.regions[0].blocks[0].operations]
+                if declarations or any(_moved_columns(op) is not None for op in operations):
+                    _rewrite(function, declarations)
             for convolution in declarations.values():
                 if not convolution.used:
                     convolution.declaration.erase()
@@ -115,12 +118,31 @@ def _rewrite(function: ir.Operation, convolutions: dict[str, _Convolution]) -> N
         op = view.operation
         with ir.InsertionPoint(op), op.location:
             if op.name != "func.call":
-                orders.follow(op)
+                product = _moved_columns(op)
+                if product is None:
+                    orders.follow(op)
+                else:
+                    orders.computed(op.results[0], product, channels_last(len(shape_of(product))))
                 continue
             convolution = convolutions.get(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
             if convolution is not None:
                 _call(op, convolution, orders)
     erase_dead(function)
+
+
+def _moved_columns(op: ir.Operation) -> ir.Value | None:
+    """The product of which an op is the transpose with the last dimension second; None for any other op."""
+    if op.name != "linalg.generic" or len(op.operands) != 2:
+        return None
+    source, owner = op.operands[0], op.operands[0].owner
+    if isinstance(owner, ir.Block) or owner.operation.name != "linalg.contract":
+        return None
+    read, written = (ir.AffineMapAttr(a).value for a in ir.ArrayAttr(op.attributes["indexing_maps"]))
+    body = list(op.regions[0].blocks[0].operations)
+    rank = len(shape_of(source))
+    transposes = rank >= 3 and read == ir.AffineMap.get_permutation(list(channels_last(rank)))
+    copies = len(body) == 1 and body[0].operation.operands[0] == op.regions[0].blocks[0].arguments[0]
+    return source if transposes and copies and written == ir.AffineMap.get_identity(rank) else None
 
 
 def _call(op: ir.Operation, convolution: _Convolution, orders: Orders) -> None:

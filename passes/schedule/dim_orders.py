@@ -89,6 +89,10 @@ class Orders:
         old.replace_all_uses_with(back)
         self._found[back] = Ordered(new, order, made=True)
 
+    def computed(self, value: ir.Value, source: ir.Value, order: Order) -> None:
+        """Says that `value` is a transposed copy of `source`, which was computed and is the same tensor in an order."""
+        self._found[value] = Ordered(source, order, made=True)
+
     def follow(self, op: ir.Operation) -> None:
         """Computes the results of `op` in the order of an operand that was computed in one; reads such operands as they are."""
         anchors = [f for v in op.operands if (f := self.of(v)) is not None and f.made]

@@ -148,3 +148,28 @@ func.func @grouped(%x: tensor<2x8x6x5xf32>, %w: tensor<4x4x3x3xf32>) -> tensor<2
   %y = call @aten.3(%x, %w) : (tensor<2x8x6x5xf32>, tensor<4x4x3x3xf32>) -> tensor<2x4x4x3xf32>
   return %y : tensor<2x4x4x3xf32>
 }
+
+// What follows a product whose columns are moved to the second place works in the product's order.
+// CHECK-LABEL: func.func @product
+// CHECK: %[[P:.*]] = linalg.contract
+// CHECK-NOT: tensor<2x4x30xf32>
+// CHECK: tensor.expand_shape %[[P]] {{\[\[}}0], [1, 2], [3]] output_shape [2, 6, 5, 4]
+// CHECK: "topo.demote"(%{{.*}}) : (tensor<2x6x5x4xf32>) -> tensor<2x6x5x4xbf16>
+// CHECK: linalg.generic {indexing_maps = [#[[LAST]],
+// CHECK-SAME: outs(%{{.*}} : tensor<2x4x6x5xbf16>)
+func.func @product(%x: tensor<2x30x8xf32>, %w: tensor<4x8xf32>) -> tensor<2x4x6x5xbf16> {
+  %e = tensor.empty() : tensor<2x30x4xf32>
+  %zero = arith.constant 0.0 : f32
+  %f = linalg.fill ins(%zero : f32) outs(%e : tensor<2x30x4xf32>) -> tensor<2x30x4xf32>
+  %y = linalg.contract indexing_maps = [affine_map<(n, p, o, k) -> (n, p, k)>, affine_map<(n, p, o, k) -> (o, k)>, affine_map<(n, p, o, k) -> (n, p, o)>]
+      ins(%x, %w : tensor<2x30x8xf32>, tensor<4x8xf32>) outs(%f : tensor<2x30x4xf32>) -> tensor<2x30x4xf32>
+  %i = tensor.empty() : tensor<2x4x30xf32>
+  %t = linalg.generic {indexing_maps = [affine_map<(n, o, p) -> (n, p, o)>, affine_map<(n, o, p) -> (n, o, p)>], iterator_types = ["parallel", "parallel", "parallel"]}
+      ins(%y : tensor<2x30x4xf32>) outs(%i : tensor<2x4x30xf32>) {
+  ^bb0(%a: f32, %b: f32):
+    linalg.yield %a : f32
+  } -> tensor<2x4x30xf32>
+  %s = tensor.expand_shape %t [[0], [1], [2, 3]] output_shape [2, 4, 6, 5] : tensor<2x4x30xf32> into tensor<2x4x6x5xf32>
+  %z = "topo.demote"(%s) : (tensor<2x4x6x5xf32>) -> tensor<2x4x6x5xbf16>
+  return %z : tensor<2x4x6x5xbf16>
+}
