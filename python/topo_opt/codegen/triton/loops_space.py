@@ -39,7 +39,10 @@ def candidates(kernel: Kernel) -> list[dict[str, int]]:
         found += [
             {k: v for k, v in tile.items() if k != "inner"} for tile in found if tile["x"] == default["x"]
         ]
-    return nearest_first(default, found)[:MOST]
+    found = nearest_first(default, found)[:MOST]
+    if "inner_cols" in default:
+        found[1:1] = [{"x": x, "r": 1, "warps": 8} for x in (256, 512)]
+    return found
 
 
 def _sizes(kernel: Kernel, default: Mapping[str, int]) -> tuple[int, int]:
