@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_mlir import ir
 
+import topo_opt
 from topo_opt import reference
 from topo_opt.frontend.ingest import structured_module
 from topo_opt.pipeline.run import run
@@ -157,3 +158,33 @@ def test_other_programs_stay(function: Callable[..., Tensor]) -> None:
     if function in MISSES:
         assert len(told) == 1 and told[0].startswith(MISSES[function])
         assert re.search(r"\.py:\d+\)$", told[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])
+@pytest.mark.parametrize("fill", [-65504.0, -1e9, torch.finfo(torch.float32).min])
+@pytest.mark.parametrize("choose", [False, True], ids=["masked_fill", "where"])
+def test_rows_without_keys_have_equal_weights_where_a_finite_number_is_filled_in(dtype, fill, choose) -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+        scores = (q @ k.mT).float()
+        hidden = torch.where(keep, scores, fill) if choose else scores.masked_fill(~keep, fill)
+        return hidden.softmax(-1).to(v.dtype) @ v
+
+    keep = torch.ones(M, N, dtype=torch.bool).tril()
+    keep[2] = False
+    q, k, v = (torch.randn(B, H, rows, D).to(dtype) for rows in (M, N, N))
+    program = topo_opt.compile(Function(attend), (q, k, v, keep), topology="cpu")
+    assert [k.family for k in program.bundle.plan.kernels.values()].count("attention") == 1
+    result = program(q, k, v, keep)
+    torch.testing.assert_close(result, attend(q, k, v, keep), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(result[:, :, 2].float(), v.float().mean(-2), rtol=0.02, atol=0.02)
+
+
+class Function(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Tensor]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return self.function(*tensors)

@@ -7,6 +7,7 @@ miss, with the reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ import torch
 from torch import fx
 
 from topo_opt.frontend.attention import attention, can_attend
+from topo_opt.frontend.attention_masks import Mask, combined
 from topo_opt.frontend.graph_builder import Argument, GraphBuilder
 
 aten = torch.ops.aten
@@ -53,15 +55,14 @@ class Attentions:
 class Scores:
     """What happens to `product`, q @ k^T, on its way to the softmax: `cap(scale * product) + masks`.
 
-    `shape` is that of the softmax. `masks` are (node, keeps, shape of the scores it is applied to): float masks are added
-    where `keeps` is None; boolean ones say where a score stays (True) or goes (False).
+    `shape` is that of the softmax.
     """
 
     product: fx.Node
     shape: tuple[int, ...]
     scale: float = 1.0
     softcap: float | None = None
-    masks: tuple[tuple[fx.Node, bool | None, tuple[int, ...]], ...] = ()
+    masks: tuple[Mask, ...] = ()
 
 
 class _Missed(Exception):
@@ -101,7 +102,7 @@ def lower(b: GraphBuilder, node: fx.Node, env: Env, scores: Scores) -> Argument:
         _placed(b, b.emit(aten.transpose.int, _unwrapped(b, env, keys), -2, -1), raised, lead),
         _placed(b, _unwrapped(b, env, values), node.meta["val"].shape[:-2], lead),
     ]
-    mask = _mask(b, env, scores)
+    mask = combined(b, env, scores.masks, scores.shape)
     q, k, v = folded
     result = attention(b, q, k, v, mask, scale=scores.scale, softcap=scores.softcap)
     shape = list(node.meta["val"].shape)
@@ -177,40 +178,6 @@ def _placed(b: GraphBuilder, value: fx.Node, own: tuple[int, ...], lead: tuple[i
     return value if tuple(own) == tuple(lead) else b.emit(aten.reshape.default, value, [*lead, *rows])
 
 
-def _mask(b: GraphBuilder, env: Env, scores: Scores) -> fx.Node | None:
-    """All masks as one: boolean (true: attend) when all are, else added."""
-    if not scores.masks:
-        return None
-    booleans, added = [], []
-    for node, keeps, shape in scores.masks:
-        value = env[node]
-        if len(shape) != len(scores.shape) or tuple(shape) != scores.shape:
-            value = b.emit(aten.expand.default, value, list(shape))
-            value = b.emit(aten.reshape.default, value, list(scores.shape))
-        if keeps is None:
-            added.append(value if value.meta["val"].dtype == torch.float32 else _cast(b, value))
-        else:
-            booleans.append(value if keeps else b.emit(aten.logical_not.default, value))
-    keep = booleans[0] if booleans else None
-    for other in booleans[1:]:
-        keep = b.emit(aten.logical_and.default, keep, other)
-    if not added:
-        return keep
-    total = added[0]
-    for other in added[1:]:
-        total = b.emit(aten.add.Tensor, total, other)
-    if keep is None:
-        return total
-    hidden = b.emit(
-        aten.full.default, [], float("-inf"), dtype=torch.float32, device=total.meta["val"].device
-    )
-    return b.emit(aten.where.self, keep, total, hidden)
-
-
-def _cast(b: GraphBuilder, value: fx.Node) -> fx.Node:
-    return b.emit(aten._to_copy.default, value, dtype=torch.float32)
-
-
 def _is_along_last(node: fx.Node) -> bool:
     rank = node.meta["val"].dim()
     return rank >= 2 and node.args[1] % rank == rank - 1
@@ -278,7 +245,7 @@ def _scores(softmax: fx.Node) -> Scores | None:
                 if found.softcap is not None or found.scale != 1.0:
                     _miss("scores are capped twice")
                 found, factor = replace(found, softcap=factor), 1.0
-            case (_, _, _):
+            case Mask():
                 if factor != 1.0 or found.softcap is not None:
                     _miss("scores are scaled or capped after they are masked")
                 found = replace(found, masks=(*found.masks, change))
@@ -313,7 +280,7 @@ def _added(node: fx.Node) -> Taken:
         a, other = other, a
     if tuple(a.meta["val"].shape) != tuple(node.meta["val"].shape):
         return None
-    return a, (other, None, tuple(node.meta["val"].shape))
+    return a, Mask(other, None, tuple(node.meta["val"].shape))
 
 
 def _filled(node: fx.Node) -> Taken:
@@ -322,7 +289,7 @@ def _filled(node: fx.Node) -> Taken:
     value = _constant(number)
     if value is None or value > MASKED_OUT or a.meta["val"].shape != node.meta["val"].shape:
         return None
-    return a, (hidden, False, tuple(node.meta["val"].shape))
+    return a, Mask(hidden, False, tuple(node.meta["val"].shape), finite=math.isfinite(value))
 
 
 def _chosen(node: fx.Node) -> Taken:
@@ -333,7 +300,7 @@ def _chosen(node: fx.Node) -> Taken:
         if value is None or value > MASKED_OUT or not isinstance(scores, fx.Node):
             continue
         if scores.meta["val"].shape == node.meta["val"].shape:
-            return scores, (test, keeps, tuple(node.meta["val"].shape))
+            return scores, Mask(test, keeps, tuple(node.meta["val"].shape), finite=math.isfinite(value))
     return None
 
 
@@ -384,7 +351,7 @@ def _check(softmax: fx.Node, second: fx.Node, scores: Scores) -> None:
     planes = [
         scores.product.meta["val"].shape,
         second.args[0].meta["val"].shape,
-        *(m[2] for m in scores.masks),
+        *(m.shape for m in scores.masks),
     ]
     if any(tuple(shape[-2:]) != plane for shape in planes):
         _miss("rows and keys are folded into other dimensions")
