@@ -66,7 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of made-up inputs")
     parser.add_argument(
-        "--strict", action="store_true", help="fail on anything that falls back to ATen or has no graph"
+        "--strict",
+        action="store_true",
+        help="fail on operators that are left to ATen, on calls that run as ATen, and on a GPU on what can't be one CUDA graph",
     )
     parser.add_argument("--traceback", action="store_true", help="show where in topo-run an error comes from")
     return parser
@@ -78,6 +80,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
         _show_kernels(open_bundle(arguments.bundle, verify_weights=False).plan, arguments)
         return 0
+    if arguments.compare and not arguments.bench:
+        raise InputError("--compare says what --bench times beside the program", hint="add --bench")
     program = _load(arguments)
     if arguments.kernels:
         _show_kernels(program.plan, arguments)
@@ -87,6 +91,8 @@ def _run(arguments: argparse.Namespace) -> int:
             print(f"{name}: left to ATen as a whole: {function.aten_reason}")
             if arguments.strict:
                 raise TopoError(f"{name} is left to ATen as a whole: {function.aten_reason}")
+    if arguments.strict:
+        _refuse_left_to_aten(selected)
     passed = True
     if arguments.check:
         passed = _check(program, selected, arguments)
@@ -96,6 +102,20 @@ def _run(arguments: argparse.Namespace) -> int:
         _call(program, selected, arguments)
     _show_status(program)
     return 0 if passed else 1
+
+
+def _refuse_left_to_aten(selected: list[tuple[str, Variant]]) -> None:
+    from topo_opt.runtime.plan import AtenStep
+
+    for _, variant in selected:
+        left = [s for s in variant.steps if isinstance(s, AtenStep)]
+        if left:
+            ops = Counter(s.op for s in left)
+            named = ", ".join(f"{count} x {op}" for op, count in ops.items())
+            raise TopoError(
+                f"{variant.symbol} has operators that are left to ATen: {named}",
+                hint="report.json says why; without --strict they run",
+            )
 
 
 def _load(arguments: argparse.Namespace) -> Program:
@@ -159,16 +179,24 @@ def _parse_bucket(text: str | None) -> dict[str, int]:
     return out
 
 
-def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+def _given(arguments: argparse.Namespace, selected: list[tuple[str, Variant]]) -> dict[str, Any]:
+    """The tensors of --inputs by name; an error where they are not just those that the selected variants take."""
     if arguments.inputs is None:
         return {}
     import safetensors
     import safetensors.torch
 
     try:
-        return safetensors.torch.load_file(arguments.inputs)
+        found = safetensors.torch.load_file(arguments.inputs)
     except (safetensors.SafetensorError, OSError) as error:
         raise InputError(f"{arguments.inputs} can't be read as a safetensors file: {error}") from None
+    wanted = {leaf.name: None for _, v in selected for leaf in v.inputs if leaf.kind == "tensor"}
+    for fault, names in (("has no", wanted.keys() - found.keys()), ("has", found.keys() - wanted.keys())):
+        if names:
+            which = ", ".join(repr(n) for n in sorted(names))
+            takes = ", ".join(wanted) or "none"
+            raise InputError(f"{arguments.inputs} {fault} {which}", hint=f"the inputs are: {takes}")
+    return found
 
 
 def _show_kernels(plan: Plan, arguments: argparse.Namespace) -> None:
@@ -226,7 +254,7 @@ def _check(program: Program, selected: list[tuple[str, Variant]], arguments: arg
     from topo_opt.tools.run_check import check_variant
     from topo_opt.tools.run_tables import show
 
-    passed, given = True, _given(arguments)
+    passed, given = True, _given(arguments, selected)
     for function, variant in selected:
         result = check_variant(program, function, variant, seed=arguments.seed, given=given)
         rows = [
@@ -253,7 +281,7 @@ def _bench(program: Program, selected: list[tuple[str, Variant]], arguments: arg
     from topo_opt.tools.run_bench import COLUMNS, bench_variant
     from topo_opt.tools.run_tables import show
 
-    peers, given = [c for c in arguments.compare.split(",") if c], _given(arguments)
+    peers, given = [c for c in arguments.compare.split(",") if c], _given(arguments, selected)
     for function, variant in selected:
         b = bench_variant(program, function, variant, compare=peers, seed=arguments.seed, given=given)
         floor = f", floor {b.floor_ms:.4g} ms" if b.floor_ms is not None else ""
@@ -266,8 +294,9 @@ def _call(program: Program, selected: list[tuple[str, Variant]], arguments: argp
 
     from topo_opt.runtime.sample_inputs import sample_leaves
 
+    given = _given(arguments, selected)
     for function, variant in selected:
-        leaves = sample_leaves(variant.inputs, program.device, arguments.seed, _given(arguments))
+        leaves = sample_leaves(variant.inputs, program.device, arguments.seed, given)
         for i, out in enumerate(program.call_flat(function, leaves)):
             if isinstance(out, torch.Tensor):
                 number = (

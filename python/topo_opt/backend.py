@@ -50,6 +50,23 @@ class BackendOptions:
                 )
         return cls(**(options or {}))
 
+    def check(self) -> None:
+        """Raises InputError for a value that no compile would take: what is wrong with all graphs is no reason to run one eagerly."""
+        from topo_opt import driver
+        from topo_opt.tuning.cache import read_file
+
+        options = driver.Options(
+            str(self.topology or "cpu"),
+            level=self.level,
+            tune=self.tune,
+            tuning_cache=self.tuning_cache,
+            tuning_data=self.tuning_data,
+            tuning_time_s=self.tuning_time,
+        )
+        _ = options.machine
+        for place in options.tuning.data:
+            read_file(place)
+
 
 class EagerFallback(UserWarning):
     """A graph runs eagerly although `backend="topo"` was asked for."""
@@ -71,6 +88,7 @@ def topo(
     if mode is not None:
         raise InputError(f"backend 'topo' has no mode '{mode}'", hint="use options={'level': 0...3}")
     chosen = BackendOptions.of(options)
+    chosen.check()
     try:
         specializer = Specializer(graph, chosen)
         first = specializer.key(_hints([example_inputs[i] for i in specializer.kept]))

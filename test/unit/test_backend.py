@@ -103,6 +103,28 @@ def test_more_shapes_than_allowed_run_eagerly_with_a_warning(model):
         torch.testing.assert_close(result, model(x))
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"topology": "foo"},
+        {"level": 9},
+        {"level": "2"},
+        {"tune": "zz"},
+        {"tuning_time": -1},
+        {"tuning_data": ["/nope"]},
+        {"tuning_data": "/nope"},
+    ],
+    ids=str,
+)
+def test_wrong_values_of_options_raise(wrong):
+    model = torch.nn.Linear(4, 4).eval()
+    with (
+        torch.no_grad(),
+        pytest.raises(Exception, match="InputError|there is no|does not exist|tuning|topology"),
+    ):
+        torch.compile(model, backend="topo", options={"topology": "cpu"} | wrong)(torch.randn(2, 4))
+
+
 def test_options_are_checked():
     with pytest.raises(InputError, match="no option 'levle'"):
         BackendOptions.of({"levle": 1})

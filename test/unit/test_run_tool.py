@@ -7,6 +7,7 @@ import safetensors.torch
 import test_bundle
 import torch
 
+import topo_opt
 from topo_opt.tools import run
 
 
@@ -74,6 +75,36 @@ def test_given_inputs_and_weights_are_used(folder, capsys, tmp_path):
     assert code == 0 and "output 1: float32[], mean magnitude 48" in out and "random" not in out
 
 
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["x"], "has no 'pos'"), (["x", "pos", "input"], "has 'input'")],
+    ids=["missing", "unknown"],
+)
+def test_given_inputs_are_those_that_the_function_takes(folder, capsys, tmp_path, names, message):
+    tensors = {"x": torch.ones(1, 8), "pos": torch.tensor([3]), "input": torch.ones(1, 8)}
+    safetensors.torch.save_file({n: tensors[n] for n in names}, tmp_path / "i.safetensors")
+    code, _, err = output(
+        capsys,
+        folder,
+        "--device",
+        "cpu",
+        "--random-weights",
+        1,
+        "--inputs",
+        tmp_path / "i.safetensors",
+        "--check",
+    )
+    assert code == 1 and message in err and err.count("\n") <= 2
+
+
+def test_strict_refuses_operators_left_to_aten(tmp_path, capsys):
+    model = torch.nn.ConvTranspose1d(2, 2, 3).eval()
+    topo_opt.compile(model, (torch.randn(1, 2, 5),), topology="cpu", out=tmp_path / "b")
+    code, _, err = output(capsys, tmp_path / "b", "--device", "cpu", "--strict", "--check")
+    assert code == 1 and "left to ATen: 1 x aten.convolution" in err
+    assert output(capsys, tmp_path / "b", "--device", "cpu", "--check")[0] == 0
+
+
 MISTAKES = [
     (["{none}"], "there is no bundle at"),
     (["{b}", "--device", "cpu"], "is not in the bundle"),
@@ -87,6 +118,10 @@ MISTAKES = [
     (
         ["{b}", "--device", "cpu", "--random-weights", "1", "--bench", "--compare", "jax"],
         "does not know 'jax'",
+    ),
+    (
+        ["{b}", "--device", "cpu", "--random-weights", "1", "--compare", "eager"],
+        "--compare says what --bench times",
     ),
     (
         ["{b}", "--device", "cpu", "--random-weights", "1", "--inputs", "{none}"],

@@ -318,7 +318,7 @@ def _safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 def load(
     path: str | Path,
-    device: str | torch.device = "cuda",
+    device: str | torch.device | None = None,
     *,
     weights: Mapping[str, torch.Tensor] | str | Path | None = None,
     random_weights: int | None = None,
@@ -333,7 +333,7 @@ def load(
 
     Args:
         path: bundle folder.
-        device: "cuda", "cuda:1", ..., or "cpu" (kernels through Triton's interpreter).
+        device: "cuda", "cuda:1", ..., or "cpu" (kernels through Triton's interpreter). Default: a GPU where there is one.
         weights: tensors by name (a state dict); or a path: where the model archive is now, a safetensors file, or a folder
             of them. Default: what the bundle has or refers to.
         random_weights: seed; tensors that are nowhere to be found get random values instead of raising.
@@ -356,6 +356,8 @@ def load(
     if launch == "graph" and graphs == "off":
         raise InputError("launch is 'graph' and graphs is 'off'", hint="give launch='direct'")
     bundle = open_bundle(path, verify_weights=verify_weights)
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     where = torch.device(device)
     if where.type not in ("cpu", "cuda"):
         raise InputError(f"device {str(where)!r} is not supported", hint="use 'cuda' or 'cpu'")

@@ -45,9 +45,13 @@ class Settings:
         Raises:
             InputError: an unknown level or mode, or a limit that is not a positive number.
         """
-        if not 0 <= level < len(BY_LEVEL):
+        if not isinstance(level, int) or not 0 <= level < len(BY_LEVEL):
             raise InputError(
-                f"optimization level {level} does not exist", hint="there are -O0, -O1, -O2 and -O3"
+                f"optimization level {level!r} does not exist", hint="there are 0, 1, 2 and 3 (-O0 to -O3)"
+            )
+        if isinstance(data, str | Path):
+            raise InputError(
+                f"tuning data is {str(data)!r}, expected a list of files", hint=f"give [{str(data)!r}]"
             )
         chosen = BY_LEVEL[level] if mode is None else mode
         if chosen not in MODES:
