@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,6 +98,7 @@ def _programs(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> dict[s
         from topo_opt.frontend.load import export_module
 
         _check_arguments(args, kwargs)
+        _warn_of_training(model)
         return {DEFAULT_FUNCTION: export_module(model, args or (), kwargs, dynamic_shapes)}
     programs = {DEFAULT_FUNCTION: model} if isinstance(model, ExportedProgram) else model
     if not isinstance(programs, Mapping):
@@ -121,6 +123,18 @@ def _programs(model: Any, args: Any, kwargs: Any, dynamic_shapes: Any) -> dict[s
                 f"'{name}' cannot be the name of a function", hint="letters, digits and _, not a digit first"
             )
     return dict(programs)
+
+
+def _warn_of_training(model: torch.nn.Module) -> None:
+    """Says that modules behave as in training, which what is compiled for inference hardly ever should."""
+    kinds = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._NormBase)
+    found = [name for name, m in model.named_modules() if m.training and isinstance(m, kinds)]
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        warnings.warn(
+            f"'{found[0]}'{more} of the model is in training mode and compiled so: call model.eval() for inference",
+            stacklevel=4,
+        )
 
 
 def _check_arguments(args: Any, kwargs: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import topo_opt
+from topo_opt import driver
 from topo_opt.errors import CompilerCrash, InputError, StrictError, UnsupportedError
 
 
@@ -131,3 +132,21 @@ def test_strict_and_export_errors_reach_the_caller():
 
     with pytest.raises(UnsupportedError):
         topo_opt.compile(Branches(), (torch.randn(4),), topology="cpu")
+
+
+def test_modules_in_training_mode_are_named():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.Dropout(0.1))
+    with pytest.warns(UserWarning, match=r"'1' and 1 more of the model is in training mode"):
+        topo_opt.compile(model, (torch.randn(2, 4),), topology="cpu")
+
+
+def test_random_weights_stand_in_for_an_archive_that_is_gone(tmp_path):
+    program = torch.export.export(torch.nn.Linear(4, 4).eval(), (torch.randn(2, 4),))
+    torch.export.save(program, tmp_path / "m.pt2")
+    driver.compile({"main": tmp_path / "m.pt2"}, driver.Options(topology="cpu"), tmp_path / "b")
+    (tmp_path / "m.pt2").unlink()
+    with pytest.raises(InputError, match="cannot be read"):
+        topo_opt.load(tmp_path / "b", "cpu")
+    made_up = topo_opt.load(tmp_path / "b", "cpu", random_weights=3)
+    assert made_up(torch.ones(2, 4)).shape == (2, 4)
+    assert len(made_up.memory.random_names) == 2

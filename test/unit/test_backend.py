@@ -120,7 +120,7 @@ def test_wrong_values_of_options_raise(wrong):
     model = torch.nn.Linear(4, 4).eval()
     with (
         torch.no_grad(),
-        pytest.raises(Exception, match="InputError|there is no|does not exist|tuning|topology"),
+        pytest.raises(Exception, match=r"InputError|there is no|does not exist|tuning|topology"),
     ):
         torch.compile(model, backend="topo", options={"topology": "cpu"} | wrong)(torch.randn(2, 4))
 

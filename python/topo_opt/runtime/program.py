@@ -34,7 +34,7 @@ from topo_opt.runtime.plan import Function, Variant
 from topo_opt.runtime.repeated_call import ArgumentOrder, KnownCall
 from topo_opt.runtime.steps import StepFailed, plain_tensors
 from topo_opt.runtime.variant_choice import differences, fits
-from topo_opt.runtime.weights import Weights
+from topo_opt.runtime.weights import WeightFileMissing, Weights
 
 log = logging.getLogger("topo_opt.runtime")
 
@@ -368,7 +368,7 @@ def load(
     return Program(
         bundle,
         device=where,
-        fetch=_fetcher(bundle, weights),
+        fetch=_fetcher(bundle, weights, made_up=random_weights is not None),
         random_seed=random_weights,
         strict=strict,
         graphs=graphs,
@@ -378,8 +378,14 @@ def load(
     )
 
 
-def _fetcher(bundle: Bundle, weights: Mapping[str, torch.Tensor] | str | Path | None) -> Fetch:
-    """Where tensors come from: a mapping of the caller comes first, then the bundle's own file or reference."""
+def _fetcher(
+    bundle: Bundle, weights: Mapping[str, torch.Tensor] | str | Path | None, *, made_up: bool
+) -> Fetch:
+    """Where tensors come from: a mapping of the caller comes first, then the bundle's own file or reference.
+
+    Args:
+        made_up: what is in a file that is gone counts as not there, instead of being an error.
+    """
     given = weights if isinstance(weights, Mapping) else {}
 
     @cache
@@ -389,6 +395,13 @@ def _fetcher(bundle: Bundle, weights: Mapping[str, torch.Tensor] | str | Path | 
 
     def fetch(name: str) -> torch.Tensor | None:
         value = given.get(name)
-        return value.detach() if value is not None else stored().fetch(name)
+        if value is not None:
+            return value.detach()
+        try:
+            return stored().fetch(name)
+        except WeightFileMissing:
+            if made_up:
+                return None
+            raise
 
     return fetch

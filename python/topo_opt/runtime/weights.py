@@ -25,6 +25,10 @@ _FINGERPRINT_TAIL = 1 << 20
 _MAX_TABLE_BYTES = 1 << 28
 
 
+class WeightFileMissing(InputError):
+    """A file that a bundle refers to is not there."""
+
+
 @dataclass(frozen=True)
 class TensorRange:
     """One tensor: `nbytes` bytes at `offset` of file number `file` (None: no data), seen through shape and strides.
@@ -191,7 +195,9 @@ class Weights(Mapping[str, torch.Tensor]):
         try:
             size = path.stat().st_size
         except OSError as exc:
-            raise InputError(f"the weight file {path} cannot be read: {exc.strerror}", hint=hint) from None
+            raise WeightFileMissing(
+                f"the weight file {path} cannot be read: {exc.strerror}", hint=hint
+            ) from None
         if size != file.bytes:
             raise InputError(
                 f"the weight file {path} has {size} bytes, the bundle was made with one of {file.bytes}",
