@@ -233,6 +233,15 @@ def _patch_memory(ti: Any) -> None:
     checked("create_masked_load", 0, 1)
     checked("create_masked_store", 0, 2)
     checked("create_atomic_rmw", 1, 3)
+    atomic = builder.create_atomic_rmw
+
+    def whole(self: Any, kind: Any, pointer: Any, value: Any, mask: Any, *args: Any) -> Any:
+        # The native code takes its operands for arrays without strides, which broadcast ones are not in every version.
+        for operand in (pointer, value, mask):
+            operand.data = np.ascontiguousarray(operand.data)
+        return atomic(self, kind, pointer, value, mask, *args)
+
+    builder.create_atomic_rmw = whole
 
 
 def _check_access(pointers: Any, mask: Any, operation: str) -> None:
