@@ -1,7 +1,7 @@
 """Every family of kernels under compute-sanitizer: python benchmarks/sanitize.py FOLDER [--prepare] [--tools memcheck,racecheck]
 
-`--prepare` compiles a few small models into FOLDER, on any machine. Without it, on a machine with a GPU, each tool runs once over all
-of them: kernels are launched one by one (no graph), without PyTorch's memory cache so that an access outside a tensor is one
+`--prepare` compiles a few small models into FOLDER, on any machine. Without it, on a machine with a GPU, each tool runs over each of
+them in a process of its own: kernels are launched one by one (no graph), without PyTorch's memory cache so that an access outside a tensor is one
 outside of its allocation, and results are compared with eager. Ends with exit code 0 only when no tool reports anything.
 """
 
