@@ -14,11 +14,11 @@ from topo_opt.codegen.plan_graph import AT_LOAD, PlanGraph, read_plan_function
 from topo_opt.codegen.triton.kernel import plain
 from topo_opt.passes.base import Pass
 from topo_opt.passes.ingest.dead_ops import plan_functions
+from topo_opt.structured.access import RESHAPES
 
 _MOST_GROWTH = 2
 """Bytes of results for each byte of operands, at most: they stay in memory besides the weights that they were made from."""
 _SETTLED = ("param", "constant")
-_VIEWS = ("tensor.expand_shape", "tensor.collapse_shape")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _mark(function: ir.Operation, symbols: dict[str, ir.Operation], changed: set
                 settled[argument] = f"{kind} {name}"
     for view in block.operations:
         op = view.operation
-        if op.name in _VIEWS and op.operands[0] in settled:
+        if op.name in RESHAPES and op.operands[0] in settled:
             settled[op.results[0]] = f"{settled[op.operands[0]]} as {op.results[0].type}"
         elif op.name == "func.call" and _is_small(op, symbols) and all(v in settled for v in op.operands):
             digest = _digest(op, [settled[v] for v in op.operands])

@@ -10,12 +10,12 @@ from torch_mlir import ir
 
 from topo_opt.passes.base import Pass
 from topo_opt.passes.ingest.dead_ops import plan_functions
+from topo_opt.structured.access import RESHAPES
 
 _MOST_COST = 8
 """Scalar ops for each element: less than one transcendental function."""
 _SMALL = 16
 """Other operands have at most one element for so many of the result."""
-_VIEWS = ("tensor.expand_shape", "tensor.collapse_shape")
 _EXPENSIVE = ("math.", "tensor.extract", "linalg.index", "arith.div", "complex.", "cf.")
 
 
@@ -97,7 +97,7 @@ class _Repeater:
             return None
         if op.name == "func.call":
             return _Light(None)
-        if op.name in _VIEWS or op.name == "topo.demote":
+        if op.name in RESHAPES or op.name == "topo.demote":
             source = self.light.get(op.operands[0])
             return source and _Light(op.operands[0], source.cost, source.moved)
         return self.nest(op) if op.name == "linalg.generic" else None
