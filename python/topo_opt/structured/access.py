@@ -73,7 +73,7 @@ def _collapse(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]
     return [Source(node.operands[0], inner)]
 
 
-def _kept_dims(sizes: Sequence[int], shape: Sequence[int]) -> list[int | None]:
+def kept_dims(sizes: Sequence[int], shape: Sequence[int]) -> list[int | None]:
     """For a rank-reduced slice: which result dimension each source dimension is, None where it was dropped (MLIR's greedy rule)."""
     kept: list[int | None] = []
     axis = 0
@@ -93,7 +93,7 @@ def slice_parameters(node: Node) -> tuple[list[int], list[int], list[int]]:
 
 def _extract_slice(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]:
     offsets, sizes, strides = slice_parameters(node)
-    kept = _kept_dims(sizes, graph.values[node.results[0]].shape or ())
+    kept = kept_dims(sizes, graph.values[node.results[0]].shape or ())
     inner = [
         (ZERO if axis is None else indices[axis]) * stride + offset
         for axis, offset, stride in zip(kept, offsets, strides)
@@ -103,7 +103,7 @@ def _extract_slice(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[So
 
 def _insert_slice(graph: Graph, node: Node, indices: Sequence[Expr]) -> list[Source]:
     offsets, sizes, strides = slice_parameters(node)
-    kept = _kept_dims(sizes, graph.values[node.operands[0]].shape or ())
+    kept = kept_dims(sizes, graph.values[node.operands[0]].shape or ())
     inner: list[Expr] = []
     conditions = []
     for position, (axis, offset, size, stride) in enumerate(zip(kept, offsets, sizes, strides)):
@@ -246,7 +246,7 @@ def _forward_slice(graph: Graph, node: Node, indices: list[Expr]) -> list[list[E
         Condition(i, offset, offset + (size - 1) * stride + 1, stride).decided()
         for i, offset, size, stride in zip(indices, offsets, sizes, strides)
     )
-    kept = _kept_dims(sizes, graph.values[node.results[0]].shape or ())
+    kept = kept_dims(sizes, graph.values[node.results[0]].shape or ())
     moved = [
         (i - offset) // stride
         for i, axis, offset, stride in zip(indices, kept, offsets, strides)
@@ -301,6 +301,7 @@ __all__ = [
     "forward_indices",
     "is_empty_reduction",
     "is_movement",
+    "kept_dims",
     "reassociation",
     "rotation_partner",
     "slice_parameters",
