@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -91,3 +91,27 @@ class Sharding:
             if size % count:
                 raise ValueError(f"dimension {i} of {list(shape)} does not divide into {count} parts")
         return tuple(size // count for size, count in zip(shape, parts, strict=True))
+
+
+@dataclass(frozen=True)
+class ShardingPlan:
+    """How one function is split over one mesh. Values and nodes are numbers of `structured.graph.read(func)`.
+
+    A value is produced in the sharding that its op's assignment gives, converted once into the one in which it lies
+    (`shardings`), and from there, where they differ, into what each reader takes, which its assignment gives again.
+    """
+
+    mesh: Mesh
+    shardings: Mapping[int, Sharding]
+    """How every tensor lies, function arguments and returned values included. What is made anew at every use (fills,
+    constants) is not listed."""
+    assignments: Mapping[int, Mapping[int, tuple[str, ...]]]
+    """Node -> factor of its rule -> the axes over which it is split, the major one first. Factors that are whole are not listed."""
+    terms: Mapping[int, tuple[str, ...]]
+    """Node -> axes over which it takes its operands as terms of a sum and leaves its result so. Every element of such a
+    sum is held by one device at most, the others hold zero, and the op gives zero for zeros."""
+    seconds: float
+    """Predicted time of one call."""
+    memory_bytes: Mapping[str, int]
+    """Device -> parameters, state, inputs and the most that intermediate results take at one time."""
+    notes: tuple[str, ...] = ()
