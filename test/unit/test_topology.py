@@ -100,7 +100,7 @@ def test_text_that_is_not_json_of_the_allowed_kind():
 def test_the_json_schema_describes_the_file():
     schema = Topology.model_json_schema()
     assert schema["additionalProperties"] is False
-    assert set(schema["properties"]) == set(json.loads(H200)) | {"links"}
+    assert set(schema["properties"]) == set(json.loads(H200)) | {"nodes", "peer_access", "measured"}
 
 
 def mutate_text(rng, data):

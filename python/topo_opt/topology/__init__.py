@@ -1,4 +1,4 @@
-"""Machine descriptions: their schema, and loading them by name or from a file."""
+"""Machine descriptions: their schema, and loading them by name or from a file. `graph` has the graph of their links."""
 
 from topo_opt.topology.loading import load, names, parse
 from topo_opt.topology.schema import Device, Topology

@@ -1,44 +1,139 @@
 """What the types of a topology cannot say: names that must agree, and figures that must fit each other."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from topo_opt.topology.schema import Device, Topology
+from topo_opt.topology.schema import Device, Link, Topology
 
 Fault = tuple[str, str]  # JSON pointer, sentence
+_JOINS: dict[str, tuple[str, ...]] = {
+    "pcie": ("gpu", "cpu", "nic", "pcie_switch", "root_complex", "numa"),
+    "nvlink": ("gpu", "cpu", "nvswitch"),
+    "c2c": ("gpu", "cpu", "numa"),
+    "xgmi": ("gpu", "cpu", "numa"),
+    "hccs": ("gpu", "cpu"),
+    "fabric": ("cpu", "numa", "root_complex"),
+    "smp": ("cpu", "numa"),
+    "network": ("gpu", "cpu", "nic", "net_switch"),
+}
 
 
 def faults(topology: Topology) -> Iterator[Fault]:
     """Every contradiction, in the order of the file."""
-    known = {device.id for device in topology.devices}
+    kinds: dict[str, str] = {device.id: device.kind for device in topology.devices}
+    kinds |= {node.id: node.kind for node in topology.nodes}
     yield from _duplicates(topology)
     for i, device in enumerate(topology.devices):
         yield from _device_faults(f"/devices/{i}", device)
-    pairs: set[tuple[str, str, str]] = set()
-    for i, link in enumerate(topology.links):
-        for side, end in enumerate(link.ends):
-            if end not in known:
-                yield f"/links/{i}/ends/{side}", f"there is no device '{end}'"
-        if link.ends[0] == link.ends[1]:
-            yield f"/links/{i}/ends", f"device '{link.ends[0]}' is linked to itself"
-        first, second = sorted(link.ends)
-        if (first, second, link.kind) in pairs:
-            yield f"/links/{i}", f"'{first}' and '{second}' have two {link.kind} links; give one with the sum"
-        pairs.add((first, second, link.kind))
+    dangling = list(_link_ends(topology, kinds))
+    yield from dangling
+    yield from _repeated_links(topology)
+    yield from _too_many_lanes(topology)
     for i, name in enumerate(topology.compute):
-        if name not in known:
+        if kinds.get(name) not in ("gpu", "cpu"):
             yield f"/compute/{i}", f"there is no device '{name}'"
+    if not dangling:
+        yield from _separate(topology)
+    yield from _measurements(topology)
 
 
 def _duplicates(topology: Topology) -> Iterator[Fault]:
     seen: Counter[str] = Counter()
-    for i, device in enumerate(topology.devices):
-        seen[device.id] += 1
-        if seen[device.id] > 1:
-            yield f"/devices/{i}/id", f"'{device.id}' is the id of an earlier device"
+    for part, things in (("devices", topology.devices), ("nodes", topology.nodes)):
+        for i, thing in enumerate(things):
+            seen[thing.id] += 1
+            if seen[thing.id] > 1:
+                yield f"/{part}/{i}/id", f"'{thing.id}' is the id of an earlier device or node"
     for name, times in Counter(topology.compute).items():
         if times > 1:
             yield "/compute", f"'{name}' is named {times} times"
+
+
+def _link_ends(topology: Topology, kinds: dict[str, str]) -> Iterator[Fault]:
+    for i, link in enumerate(topology.links):
+        for side, end in enumerate(link.ends):
+            if end not in kinds:
+                yield f"/links/{i}/ends/{side}", f"there is no device '{end}'"
+            elif kinds[end] not in _JOINS[link.kind]:
+                joined = ", ".join(_JOINS[link.kind])
+                yield f"/links/{i}/ends/{side}", f"'{end}' is a {kinds[end]}; {link.kind} joins {joined}"
+        if link.ends[0] == link.ends[1]:
+            yield f"/links/{i}/ends", f"device '{link.ends[0]}' is linked to itself"
+        if link.sustained_bytes_per_s and link.sustained_bytes_per_s.value > link.bytes_per_s.value:
+            yield f"/links/{i}/sustained_bytes_per_s", "is above the rate of the lanes"
+
+
+def _repeated_links(topology: Topology) -> Iterator[Fault]:
+    first_of: dict[tuple[frozenset[str], str], int] = {}
+    for i, link in enumerate(topology.links):
+        earlier = first_of.setdefault((frozenset(link.ends), link.kind), i)
+        if earlier == i:
+            continue
+        a, b = link.ends
+        if difference := _difference(topology.links[earlier], link):
+            yield f"/links/{i}", f"'{a}' and '{b}' have a {link.kind} link at /links/{earlier}, {difference}"
+        else:
+            yield f"/links/{i}", f"'{a}' and '{b}' have two {link.kind} links; give one with the sum"
+
+
+def _difference(one: Link, other: Link) -> str:
+    for field in ("bytes_per_s", "sustained_bytes_per_s", "latency_ns", "lanes"):
+        before, here = getattr(one, field), getattr(other, field)
+        if (before and before.value) != (here and here.value):
+            said = [str(figure.value) if figure else "no figure" for figure in (before, here)]
+            return f"where {field} is {said[0]}, not {said[1]}; a link has one rate for both directions"
+    return ""
+
+
+def _too_many_lanes(topology: Topology) -> Iterator[Fault]:
+    used: Counter[tuple[str, str]] = Counter()
+    for link in topology.links:
+        for end in link.ends:
+            used[end, link.kind] += link.lanes.value if link.lanes else 0
+    for i, device in enumerate(topology.devices):
+        for j, port in enumerate(device.ports):
+            if port.kind != "pcie" and used[device.id, port.kind] > port.count.value:
+                lanes = f"'{device.id}' is on {used[device.id, port.kind]} lanes of {port.kind}"
+                yield f"/devices/{i}/ports/{j}/count", f"{lanes}, its model has {port.count.value}"
+
+
+def _separate(topology: Topology) -> Iterator[Fault]:
+    if len(topology.compute) < 2:
+        return
+    neighbours: defaultdict[str, list[str]] = defaultdict(list)
+    for link in topology.links:
+        first, second = link.ends
+        neighbours[first].append(second)
+        neighbours[second].append(first)
+    start = topology.compute[0]
+    reached, waiting = {start}, [start]
+    while waiting:
+        for neighbour in neighbours[waiting.pop()]:
+            if neighbour not in reached:
+                reached.add(neighbour)
+                waiting.append(neighbour)
+    for i, name in enumerate(topology.compute):
+        if name not in reached:
+            yield f"/compute/{i}", f"no links lead from '{start}' to '{name}'"
+
+
+def _measurements(topology: Topology) -> Iterator[Fault]:
+    if topology.measured is None:
+        return
+    devices = {device.id for device in topology.devices}
+    for i, collective in enumerate(topology.measured.collectives):
+        for j, name in enumerate(collective.participants):
+            if name not in devices:
+                yield f"/measured/collectives/{i}/participants/{j}", f"there is no device '{name}'"
+        if len(set(collective.participants)) != len(collective.participants):
+            yield f"/measured/collectives/{i}/participants", "names a device twice"
+    for i, gemm in enumerate(topology.measured.gemms):
+        if gemm.device not in devices:
+            yield f"/measured/gemms/{i}/device", f"there is no device '{gemm.device}'"
+    for i, copy in enumerate(topology.measured.copies):
+        for j, name in enumerate(copy.ends):
+            if name not in devices:
+                yield f"/measured/copies/{i}/ends/{j}", f"there is no device '{name}'"
 
 
 def _device_faults(pointer: str, device: Device) -> Iterator[Fault]:
@@ -53,5 +148,8 @@ def _device_faults(pointer: str, device: Device) -> Iterator[Fault]:
             yield f"{pointer}/sustained_ops_per_s/{dtype}", "is above the peak"
     if device.l2_bytes.value > memory.capacity_bytes.value:
         yield f"{pointer}/l2_bytes", "is larger than the memory"
+    for i, mode in enumerate(device.partition_modes):
+        if mode.active and any(other.active for other in device.partition_modes[:i]):
+            yield f"{pointer}/partition_modes/{i}/active", "another mode is active"
     if device.kind == "gpu" and device.target.backend == "interpreter":
         yield f"{pointer}/target/backend", "a gpu runs compiled kernels, not the interpreter"
