@@ -58,8 +58,6 @@ def irdl() -> str:
 
 def topology_schema() -> str:
     """The JSON Schema of a topology file."""
-    import json
+    from topo_opt import topology
 
-    from topo_opt.topology import Topology
-
-    return json.dumps(Topology.model_json_schema(), indent=2)
+    return topology.json_schema()

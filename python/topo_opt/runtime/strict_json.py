@@ -26,12 +26,14 @@ Json = Any
 def parse(text: bytes, what: str) -> Json:
     """JSON text to Python values; `what` names the file in errors."""
     try:
-        return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        return json.loads(
+            text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite
+        )
     except RecursionError:
         raise UntrustedError(f"{what} is nested too deeply") from None
     except UnicodeDecodeError as error:
         raise UntrustedError(f"{what} is not UTF-8 text: {error.reason}") from None
-    except ValueError as error:  # JSONDecodeError, over-long integers, and the two hooks below
+    except ValueError as error:  # JSONDecodeError, over-long integers, and the hooks below
         raise UntrustedError(f"{what} is not valid JSON: {error}") from None
 
 
@@ -71,6 +73,13 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is beyond the range of numbers")
+    return number
 
 
 @cache

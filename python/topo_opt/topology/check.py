@@ -78,10 +78,11 @@ def _repeated_links(topology: Topology) -> Iterator[Fault]:
 
 def _difference(one: Link, other: Link) -> str:
     for field in ("bytes_per_s", "sustained_bytes_per_s", "latency_ns", "lanes"):
-        before, here = getattr(one, field), getattr(other, field)
-        if (before and before.value) != (here and here.value):
-            said = [str(figure.value) if figure else "no figure" for figure in (before, here)]
-            return f"where {field} is {said[0]}, not {said[1]}; a link has one rate for both directions"
+        before, here = (
+            getattr(figure, "value", figure) for figure in (getattr(one, field), getattr(other, field))
+        )
+        if before != here:
+            return f"where {field} is {before}, not {here}; a link has one rate for both directions"
     return ""
 
 
@@ -89,7 +90,7 @@ def _too_many_lanes(topology: Topology) -> Iterator[Fault]:
     used: Counter[tuple[str, str]] = Counter()
     for link in topology.links:
         for end in link.ends:
-            used[end, link.kind] += link.lanes.value if link.lanes else 0
+            used[end, link.kind] += link.lanes or 0
     for i, device in enumerate(topology.devices):
         for j, port in enumerate(device.ports):
             if port.kind != "pcie" and used[device.id, port.kind] > port.count.value:

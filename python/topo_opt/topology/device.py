@@ -1,11 +1,13 @@
 """One processor: its memory, its cores, its rates, and how it is divided inside."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from topo_opt.topology.figures import DType, Identifier, Latency, Rate, Size, Strict, Text
 
+PciId = Annotated[str, Field(pattern=r"^[0-9a-f]{4}:[0-9a-f]{4}$")]
+Parts = Annotated[int, Field(ge=1, le=1024)]
 PortKind = Literal["pcie", "nvlink", "c2c", "xgmi", "hccs"]
 
 
@@ -75,8 +77,8 @@ class PartitionMode(Strict):
     """A way in which the driver can divide a device: AMD's NPS and compute modes, NVIDIA's MIG."""
 
     name: Identifier
-    compute: Size = Field(description="devices that the operating system sees")
-    memory: Size = Field(description="memories with addresses of their own")
+    compute: Parts = Field(description="devices that the operating system sees")
+    memory: Parts = Field(description="memories with addresses of their own")
     active: bool
     source: Text
 
@@ -86,7 +88,18 @@ class Port(Strict):
 
     kind: PortKind
     count: Size
-    bytes_per_s: Rate = Field(description="of one link, one direction")
+    figures: Identifier | None = Field(
+        default=None, description="of one link: a file of `hw_topologies/links`"
+    )
+
+
+class Recognition(Strict):
+    """What a model is called in dumps of machines."""
+
+    names: tuple[Text, ...] = Field(
+        default=(), max_length=16, description="by the driver, without the vendor"
+    )
+    pci: tuple[PciId, ...] = Field(default=(), max_length=16, description="vendor:device")
 
 
 class Launch(Strict):
@@ -113,6 +126,7 @@ class DeviceFigures(Strict):
     dies: Dies | None = None
     partition_modes: tuple[PartitionMode, ...] = Field(default=(), max_length=32)
     ports: tuple[Port, ...] = Field(default=(), max_length=8)
+    recognised_by: Recognition | None = None
 
     def ops_per_s(self, dtype: str) -> float:
         """The rate of a type: sustained where it was measured, else peak; the slowest known where the type is not listed."""

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$")]
+MAX_IDENTIFIER = 64
 Text = Annotated[str, Field(min_length=1, max_length=500)]
 Count = Annotated[int, Field(ge=1, le=2**48)]
 DType = Literal["f64", "f32", "tf32", "bf16", "f16", "f8", "i8", "f4"]

@@ -1,5 +1,6 @@
 """Topologies by name or from a file, with every fault named by its JSON pointer."""
 
+import json
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -10,6 +11,9 @@ from pydantic import ValidationError
 from topo_opt.errors import InputError
 from topo_opt.runtime import strict_json
 from topo_opt.topology.check import faults
+from topo_opt.topology.cluster import build_cluster
+from topo_opt.topology.expand import Misfit, expand
+from topo_opt.topology.file import BY_NAME, INLINE, TopologyFile
 from topo_opt.topology.schema import Topology
 
 MAX_BYTES = 4 << 20
@@ -42,7 +46,7 @@ def load(name_or_path: str | Path) -> Topology:
     if text not in names():
         hint = f"known are {', '.join(names())}; a file is given as a path that ends in {_SUFFIX}"
         raise InputError(f"there is no topology '{text}'", hint=hint)
-    return parse(files("topo_opt.hw_topologies").joinpath(text + _SUFFIX).read_bytes(), text)
+    return parse(_read_shipped(text), text)
 
 
 def parse(data: bytes, what: str) -> Topology:
@@ -54,18 +58,47 @@ def parse(data: bytes, what: str) -> Topology:
     if len(data) > MAX_BYTES:
         raise InputError(f"{what} has {len(data)} bytes, a topology at most {MAX_BYTES}")
     try:
-        topology = Topology.model_validate_json(_canonical(data, what))
+        file = TopologyFile.model_validate_json(_canonical(data, what))
+        cluster = file.cluster
+        if cluster is not None and cluster.node is not None:
+            machine = _machine_of_cluster(cluster.node)
+        else:
+            machine, origins = expand(file)
+            if found := list(faults(machine)):
+                raise _refusal(what, [(origins.pointer(pointer), sentence) for pointer, sentence in found])
+        if cluster is None:
+            return machine
+        return build_cluster(cluster, machine, file.name, file.description)
+    except Misfit as misfit:
+        raise _refusal(what, [(misfit.pointer, misfit.sentence)]) from None
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False, include_input=False)
         raise _refusal(what, [(_pointer(d["loc"]), _words(d)) for d in details]) from None
-    if found := list(faults(topology)):
-        raise _refusal(what, found)
-    return topology
+
+
+def json_schema() -> str:
+    """The JSON Schema of a topology file, as text."""
+    return json.dumps(TopologyFile.model_json_schema(), indent=2)
+
+
+def _machine_of_cluster(node: str) -> Topology:
+    # A name and nothing else: a file from elsewhere must not make us open files. Names are those of whole machines,
+    # since a cluster in a cluster could grow without bound.
+    if node not in names():
+        raise Misfit("/cluster/node", f"there is no topology '{node}'; known are {', '.join(names())}")
+    data = _read_shipped(node)
+    if "cluster" in strict_json.parse(data, node):
+        raise Misfit("/cluster/node", f"'{node}' is a cluster itself")
+    return parse(data, node)
 
 
 def _canonical(data: bytes, what: str) -> bytes:
     # Two parsers on purpose: the first refuses duplicate keys and NaN, the second takes lists for tuples as JSON means them.
     return strict_json.dumps(strict_json.parse(data, what))
+
+
+def _read_shipped(name: str) -> bytes:
+    return files("topo_opt.hw_topologies").joinpath(name + _SUFFIX).read_bytes()
 
 
 def _read(path: Path) -> bytes:
@@ -78,7 +111,8 @@ def _read(path: Path) -> bytes:
 
 def _pointer(place: Sequence[int | str]) -> str:
     """RFC 6901."""
-    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in place) or "/"
+    parts = (str(part) for part in place if part not in (BY_NAME, INLINE))
+    return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts) or "/"
 
 
 def _words(detail: Any) -> str:

@@ -1,5 +1,6 @@
 """Curves measured on the machine: optional parts of a topology that take the place of figures from datasheets."""
 
+from collections.abc import Callable
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -81,3 +82,16 @@ class Measurements(Strict):
     collectives: tuple[CollectiveCurve, ...] = Field(default=(), max_length=MAX_CURVES)
     gemms: tuple[GemmCurve, ...] = Field(default=(), max_length=MAX_CURVES)
     copies: tuple[CopyCurve, ...] = Field(default=(), max_length=MAX_CURVES)
+
+    def renamed(self, name: Callable[[str], str]) -> Self:
+        """The same curves with other ids of devices."""
+        collectives = tuple(
+            curve.model_copy(update={"participants": tuple(map(name, curve.participants))})
+            for curve in self.collectives
+        )
+        gemms = tuple(curve.model_copy(update={"device": name(curve.device)}) for curve in self.gemms)
+        copies = tuple(
+            curve.model_copy(update={"ends": (name(curve.ends[0]), name(curve.ends[1]))})
+            for curve in self.copies
+        )
+        return self.model_copy(update={"collectives": collectives, "gemms": gemms, "copies": copies})

@@ -4,7 +4,7 @@ Every figure carries its source, so that a reader can tell a datasheet number fr
 of the fields. `topo-hw schema` prints the JSON Schema of a file.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -37,6 +37,9 @@ LinkKind = Literal["pcie", "nvlink", "c2c", "xgmi", "hccs", "fabric", "smp", "ne
 PathClass = Literal["LOC", "NVL", "XGMI", "HCCS", "C2C", "PIX", "PXB", "PHB", "NODE", "SYS", "NET", "DIS"]
 
 
+Lanes = Annotated[int, Field(ge=1, le=4096)]
+
+
 class Node(Strict):
     """What stands between devices. Switches that share traffic evenly (the planes of an NVSwitch fabric) are one node."""
 
@@ -59,7 +62,7 @@ class Link(Strict):
         default=None, description="what large transfers reach, where it is known"
     )
     latency_ns: Latency | None = Field(default=None, description="of one crossing of the link")
-    lanes: Size | None = Field(default=None, description="links or lanes that this one bundles")
+    lanes: Lanes | None = Field(default=None, description="links or lanes that this one bundles")
 
 
 class PeerAccess(Strict):
