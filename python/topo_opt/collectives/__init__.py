@@ -1,0 +1,6 @@
+"""What communication and computation cost on a machine: models, and a simulation to judge them by."""
+
+from topo_opt.collectives.model import CollectiveCost, CollectiveModel
+from topo_opt.collectives.schedule import KINDS
+
+__all__ = ["KINDS", "CollectiveCost", "CollectiveModel"]
