@@ -16,6 +16,8 @@ PASSES = {
     "topo-raise-masks": "topo_opt.passes.ingest.raise_masks:RaiseMasks",
     "topo-count-recognised": "topo_opt.passes.ingest.count_recognised:CountRecognised",
     "topo-bubble-up-slices": "topo_opt.passes.schedule.bubble_up_slices:BubbleUpSlices",
+    "topo-propagate-shardings": "topo_opt.passes.shard.propagate_shardings:PropagateShardings",
+    "topo-partition": "topo_opt.passes.shard.partition:Partition",
     "topo-channels-last": "topo_opt.passes.schedule.channels_last:ChannelsLast",
     "topo-repeat-reads": "topo_opt.passes.schedule.repeat_reads:RepeatReads",
     "topo-sink-row-scale": "topo_opt.passes.schedule.sink_row_scale:SinkRowScale",

@@ -29,9 +29,10 @@ from topo_opt.reference.binding import (
 )
 from topo_opt.reference.element_types import as_dtype, as_signless, element_dtype
 from topo_opt.reference.program import Program, Trace
+from topo_opt.reference.ranks import run_ranks
 from topo_opt.runtime.dtypes import torch_dtype
 
-__all__ = ["Trace", "bind_inputs", "run", "split_results"]
+__all__ = ["Trace", "bind_inputs", "run", "run_ranks", "split_results"]
 
 
 def run(

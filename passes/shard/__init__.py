@@ -1,0 +1,1 @@
+"""Splitting a model over the devices of a mesh."""

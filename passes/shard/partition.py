@@ -1,0 +1,36 @@
+"""`topo-partition`: the program of one device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from topo_opt.errors import InputError
+from topo_opt.passes.base import Pass, PassFailure
+from topo_opt.passes.shard.propagate_shardings import shardable
+from topo_opt.sharding.annotate import lift, read_mesh
+from topo_opt.sharding.partition import partition
+
+
+@dataclass(frozen=True)
+class Partition(Pass):
+    """Rewrites annotated functions to local shapes and explicit collectives of the `shard` dialect.
+
+    What is not annotated is computed whole on every device. Arguments and results that are split say so in `topo.sharding`. What depends
+    on which device computes it reads `topo.kind = "coordinate"`, one more argument. The grid stays for the collectives to refer to; a
+    module without a grid is left alone.
+    """
+
+    name = "topo-partition"
+
+    def apply(self, module: Any) -> None:
+        try:
+            mesh = read_mesh(module.operation)
+            if mesh is None:
+                return
+            for func in shardable(module.operation):
+                graph, annotations = lift(func, mesh)
+                partition(graph, annotations, mesh)
+        except InputError as error:
+            location = getattr(error, "location", module.operation.location)
+            raise PassFailure(error.message, hint=error.hint, location=location) from error

@@ -1,0 +1,180 @@
+"""Which collectives turn one sharding of a tensor into another, and the ops that say so.
+
+The steps are planned on plain values: what costs nothing comes first, the cut of a dimension; then partial terms are joined, by a reduce-scatter where the tensor is wanted split over
+the same axes, then axes move from one dimension to another (all-to-all), and last what is split too far is gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch_mlir import ir
+
+from topo_opt.sharding.rule_assignment import Axes
+from topo_opt.sharding.spec import Combiner, Mesh, Sharding
+
+Kind = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "all_slice"]
+
+REDUCTIONS: dict[Combiner, str] = {
+    "add": "sum",
+    "mul": "product",
+    "max": "max",
+    "min": "min",
+    "or": "bitwise_or",
+    "and": "bitwise_and",
+}
+"""Combiner -> upstream's name of the reduction."""
+
+COLLECTIVES = ("shard.all_reduce", "shard.reduce_scatter", "shard.all_gather", "shard.all_to_all")
+"""Ops that communicate. `shard.all_slice` is local."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One collective over `axes`, the major one first. `dim` is gathered, scattered or cut; an all-to-all cuts `dim` and joins `source`."""
+
+    kind: Kind
+    axes: Axes
+    dim: int = 0
+    source: int = 0
+    combiner: Combiner = "add"
+
+
+def steps(have: Sharding, want: Sharding) -> list[Step]:
+    """How to get from one sharding to another. Terms that both have stay terms.
+
+    Raises:
+        ValueError: terms are wanted of a tensor that is whole.
+    """
+    if not set(want.partial) <= set(have.partial):
+        raise ValueError(f"terms over {want.partial} are wanted of a tensor that has {have.partial}")
+    dims = [list(axes) for axes in have.dims]
+    found = _cut(dims, want, taken=have.partial)
+    found += _join(have, want, dims)
+    while moved := _move(dims, want):
+        found.append(moved)
+    found += _cut(dims, want)
+    found += _gather(dims, want)
+    return found + _cut(dims, want)
+
+
+def _join(have: Sharding, want: Sharding, dims: list[list[str]]) -> list[Step]:
+    found: list[Step] = []
+    waiting = [axis for axis in have.partial if axis not in want.partial]
+    for dim, axes in enumerate(want.dims):
+        start = len(dims[dim])
+        run = []
+        for axis in axes[start:]:
+            if axis not in waiting:
+                break
+            run.append(axis)
+        if run and list(axes[:start]) == dims[dim]:
+            found.append(Step("reduce_scatter", tuple(run), dim, combiner=have.combiner))
+            dims[dim] += run
+            waiting = [axis for axis in waiting if axis not in run]
+    if waiting:
+        found.append(Step("all_reduce", tuple(waiting), combiner=have.combiner))
+    return found
+
+
+def _move(dims: list[list[str]], want: Sharding) -> Step | None:
+    """The innermost axis of a dimension that is wanted next in another one."""
+    for source, axes in enumerate(dims):
+        if not axes or axes == list(want.dims[source])[: len(axes)]:
+            continue
+        for dim, wanted in enumerate(want.dims):
+            here = dims[dim]
+            if dim != source and list(wanted[: len(here) + 1]) == [*here, axes[-1]]:
+                axis = dims[source].pop()
+                dims[dim].append(axis)
+                return Step("all_to_all", (axis,), dim, source)
+    return None
+
+
+def _cut(dims: list[list[str]], want: Sharding, taken: Axes = ()) -> list[Step]:
+    """Cuts by axes that no other dimension and none of `taken` has."""
+    found = []
+    for dim, wanted in enumerate(want.dims):
+        here = dims[dim]
+        elsewhere = {*taken, *(axis for d, axes in enumerate(dims) if d != dim for axis in axes)}
+        more: list[str] = []
+        for axis in wanted[len(here) :]:
+            if axis in elsewhere:
+                break
+            more.append(axis)
+        if more and list(wanted[: len(here)]) == here:
+            found.append(Step("all_slice", tuple(more), dim))
+            here += more
+    return found
+
+
+def _gather(dims: list[list[str]], want: Sharding) -> list[Step]:
+    found = []
+    for dim, wanted in enumerate(want.dims):
+        here, kept = dims[dim], 0
+        while kept < min(len(here), len(wanted)) and here[kept] == wanted[kept]:
+            kept += 1
+        if kept < len(here):
+            found.append(Step("all_gather", tuple(here[kept:]), dim))
+            del here[kept:]
+    return found
+
+
+def emit(value: ir.Value, step: Step, mesh: Mesh) -> ir.Value:
+    """The op of a step at the insertion point; its result is the local tensor afterwards."""
+    kind = ir.RankedTensorType(value.type)
+    shape = list(kind.shape)
+    parts = mesh.size(step.axes)
+    names = [axis for axis, _ in mesh.axes]
+    axes = ", ".join(str(names.index(axis)) for axis in step.axes)
+    attributes = {
+        "grid": ir.FlatSymbolRefAttr.get(mesh.name),
+        "grid_axes": ir.Attribute.parse(f"array<i16: {axes}>"),
+    }
+    index = ir.IndexType.get()
+    dim = ir.IntegerAttr.get(index, step.dim)
+    if step.kind in ("all_reduce", "reduce_scatter"):
+        attributes["reduction"] = ir.Attribute.parse(f"#shard<partial {REDUCTIONS[step.combiner]}>")
+    if step.kind == "all_gather":
+        attributes["gather_axis"] = dim
+        shape[step.dim] *= parts
+    elif step.kind == "all_to_all":
+        attributes["split_axis"], attributes["concat_axis"] = dim, ir.IntegerAttr.get(index, step.source)
+        shape[step.dim] //= parts
+        shape[step.source] *= parts
+    elif step.kind in ("reduce_scatter", "all_slice"):
+        attributes["scatter_dim" if step.kind == "reduce_scatter" else "slice_axis"] = dim
+        shape[step.dim] //= parts
+    result = ir.RankedTensorType.get(shape, kind.element_type)
+    return ir.Operation.create(f"shard.{step.kind}", [result], [value], attributes).results[0]
+
+
+def read(op: ir.Operation, mesh: Mesh) -> Step:
+    """The step that an op of `emit` says."""
+    names = [axis for axis, _ in mesh.axes]
+    attributes = op.attributes
+    text = str(attributes["grid_axes"]).removeprefix("array<i16").removesuffix(">").lstrip(":")
+    axes = tuple(names[int(n)] for n in text.split(",") if n.strip())
+    kind: Kind = op.name.removeprefix("shard.")  # type: ignore[assignment]
+    numbers = {name: ir.IntegerAttr(attributes[name]).value for name in _DIMS if name in attributes}
+    combiner: Combiner = "add"
+    if "reduction" in attributes:
+        word = str(attributes["reduction"]).removeprefix("#shard<partial ").removesuffix(">")
+        combiner = next(c for c, name in REDUCTIONS.items() if name == word)
+    source = numbers.pop("concat_axis", 0)
+    return Step(kind, axes, next(iter(numbers.values()), 0), source, combiner)
+
+
+_DIMS = ("gather_axis", "split_axis", "concat_axis", "scatter_dim", "slice_axis")
+
+
+def position_terms(mesh: Mesh, axes: Sequence[str]) -> list[tuple[int, int]]:
+    """(place of an axis in the mesh, step): the position of a device in its group is the sum of coordinate times step."""
+    names = [axis for axis, _ in mesh.axes]
+    found, step = [], 1
+    for axis in reversed(axes):
+        found.append((names.index(axis), step))
+        step *= mesh.size([axis])
+    return found[::-1]

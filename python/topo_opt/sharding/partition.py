@@ -1,0 +1,284 @@
+"""From annotated functions to the program of one device: local shapes, explicit collectives.
+
+Every device runs the same program. Where what it computes depends on which device it is (the rows of an iota, the part of
+a vocabulary), it reads the device's coordinates on the mesh from one more argument, `topo.kind = "coordinate"`, a tensor of
+i64 with one number an axis.
+
+    %y = linalg.contract ... ins(%x, %w : tensor<8x64xf32>, tensor<32x64xf32>)       x and w split along k over `model` (4)
+ -->
+    %p = linalg.contract ... ins(%x, %w : tensor<8x16xf32>, tensor<32x16xf32>)
+    %y = shard.all_reduce %p on @mesh grid_axes = [1]
+
+An op leaves its result as its assignment says. From there it is brought once into the sharding in which the value is annotated to lie, and for
+readers that take it otherwise into theirs, once for each sharding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch_mlir import ir
+
+from topo_opt.errors import InputError
+from topo_opt.sharding.annotate import RETURN, Annotations
+from topo_opt.sharding.collective import emit, steps
+from topo_opt.sharding.partition_ops import LOCAL, Local
+from topo_opt.sharding.propagate import describe
+from topo_opt.sharding.rule import Rule
+from topo_opt.sharding.rule_assignment import Assignment, Axes, assign, axes_of, fault, result_sharding
+from topo_opt.sharding.rules import FREE_OPS, sharding_rules
+from topo_opt.sharding.spec import Mesh, Sharding
+from topo_opt.structured.graph import Graph, Node
+
+COORDINATE = "coordinate"
+"""`topo.kind` of the argument with the device's coordinates."""
+
+
+def partition(graph: Graph, annotations: Annotations, mesh: Mesh) -> None:
+    """Replaces the function of a graph by the program of one device.
+
+    Args:
+        annotations: complete, as `propagate` gives them; a value that they leave out is whole.
+
+    Raises:
+        InputError: a sharding that an op cannot be computed in, with the reason and the numbers.
+    """
+    _Partitioner(graph, annotations, mesh).run()
+
+
+@dataclass
+class _Partitioner:
+    graph: Graph
+    annotations: Annotations
+    mesh: Mesh
+    rules: list[Rule] = field(default_factory=list)
+    lies: dict[int, Sharding] = field(default_factory=dict)
+    """Value -> the sharding it is in when it has been made."""
+    local: dict[tuple[int, Sharding], ir.Value] = field(default_factory=dict)
+    coordinate: ir.Value | None = None
+
+    def run(self) -> None:
+        graph = self.graph
+        self.rules = sharding_rules(graph)
+        old = graph.func
+        with old.context, old.location:
+            block = self._new_function(old)
+            with ir.InsertionPoint(block):
+                for node in graph.nodes:
+                    if node.name not in FREE_OPS:
+                        self._node(node)
+                returned = [
+                    self._wanted(RETURN, position, value) for position, value in enumerate(graph.returns)
+                ]
+                ir.Operation.create("func.return", operands=returned)
+            self._finish(returned)
+
+    def _new_function(self, old: ir.Operation) -> ir.Block:
+        attributes = {name: old.attributes[name] for name in old.attributes}
+        new = ir.Operation.create("func.func", attributes=attributes, regions=1, ip=ir.InsertionPoint(old))
+        self.function = new
+        block = new.regions[0].blocks.append()
+        for value in self.graph.arguments:
+            sharding = self.annotations.values.get(value)
+            handle = self.graph.handles[value]
+            if sharding is None:
+                sharding = Sharding.replicated(len(self.graph.values[value].shape or ()))
+            argument = block.add_argument(
+                self._type(value, sharding), handle.location if hasattr(handle, "location") else old.location
+            )
+            self.lies[value] = sharding
+            self.local[value, sharding] = argument
+        self.coordinate = block.add_argument(
+            ir.RankedTensorType.get([len(self.mesh.axes)], ir.IntegerType.get_signless(64)), old.location
+        )
+        return block
+
+    def _finish(self, returned: list[ir.Value]) -> None:
+        old, new = self.graph.func, self.function
+        block = new.regions[0].blocks[0]
+        arguments = _entries(old, "arg_attrs", len(self.graph.arguments))
+        results = _entries(old, "res_attrs", len(returned))
+        for entry, value in zip(arguments, self.graph.arguments, strict=True):
+            self._note(entry, self.lies[value])
+        for position, (entry, value) in enumerate(zip(results, self.graph.returns, strict=True)):
+            self._note(entry, self._use(RETURN, position, value))
+        assert self.coordinate is not None
+        if any(True for _ in self.coordinate.uses):
+            kind = {"topo.kind": COORDINATE, "topo.name": COORDINATE, "topo.dtype": "int64"}
+            arguments.append({name: ir.StringAttr.get(text) for name, text in kind.items()})
+        else:
+            block.erase_argument(len(block.arguments) - 1)
+        kind_of = ir.FunctionType.get([a.type for a in block.arguments], [v.type for v in returned])
+        new.attributes["function_type"] = ir.TypeAttr.get(kind_of)
+        for name, entries in (("arg_attrs", arguments), ("res_attrs", results)):
+            if any(entries):
+                new.attributes[name] = ir.ArrayAttr.get([ir.DictAttr.get(e) for e in entries])
+        old.erase()
+
+    def _note(self, entry: dict[str, ir.Attribute], sharding: Sharding) -> None:
+        """`topo.sharding`: the axes of every dimension, for whoever binds the argument."""
+        if not sharding.is_replicated:
+            entry["topo.sharding"] = ir.ArrayAttr.get(
+                [ir.ArrayAttr.get([ir.StringAttr.get(a) for a in axes]) for axes in sharding.dims]
+            )
+
+    def _type(self, value: int, sharding: Sharding) -> ir.Type:
+        """The local type of a value."""
+        info = self.graph.values[value]
+        if info.shape is None:
+            return self.graph.handles[value].type
+        kind = ir.RankedTensorType(self.graph.handles[value].type)
+        try:
+            return ir.RankedTensorType.get(sharding.local_shape(info.shape, self.mesh), kind.element_type)
+        except ValueError as error:
+            raise InputError(f"{kind} cannot be split as {describe(sharding)}: {error}") from None
+
+    def _use(self, node: int, operand: int, value: int) -> Sharding:
+        """How a reader takes a value."""
+        said = self.annotations.uses.get((node, operand))
+        if said is not None:
+            return said
+        lies = self.annotations.values.get(value)
+        return lies if lies is not None else Sharding.replicated(len(self.graph.values[value].shape or ()))
+
+    def _wanted(self, node: int, operand: int, value: int) -> ir.Value:
+        return self.value(value, self._use(node, operand, value))
+
+    def value(self, value: int, want: Sharding) -> ir.Value:
+        """A value in a sharding, at the insertion point."""
+        key = (value, want)
+        if key in self.local:
+            return self.local[key]
+        producer = self.graph.producer(value)
+        if producer is not None and producer.name in FREE_OPS:
+            self.local[key] = self._remake(producer, value, want)
+        else:
+            self.local[key] = self._convert(self.local[value, self.lies[value]], self.lies[value], want)
+        return self.local[key]
+
+    def _convert(self, value: ir.Value, have: Sharding, want: Sharding) -> ir.Value:
+        for step in steps(have, want):
+            value = emit(value, step, self.mesh)
+        return value
+
+    def _remake(self, node: Node, value: int, want: Sharding) -> ir.Value:
+        """A constant, fill or empty tensor of local shape; of a constant with many values the whole, and a cut of it."""
+        if self.graph.values[value].shape is None:
+            return node.op.clone().operation.results[0]
+        kind = self._type(value, want)
+        if node.name == "arith.constant":
+            attribute = node.op.attributes["value"]
+            if want.is_replicated:
+                return node.op.clone().operation.results[0]
+            if isinstance(attribute, ir.DenseElementsAttr) and attribute.is_splat:
+                splat = ir.DenseElementsAttr.get_splat(kind, attribute.get_splat_value())
+                return ir.Operation.create(node.name, results=[kind], attributes={"value": splat}).results[0]
+            whole = Sharding.replicated(len(want.dims))
+            return self._convert(self.value(value, whole), whole, want)
+        if node.name == "tensor.empty":
+            return ir.Operation.create(node.name, results=[kind]).results[0]
+        copy = self._copy(
+            node, [self.value(node.operands[0], Sharding(())), self.value(node.operands[1], want)]
+        )
+        copy.results[0].set_type(kind)
+        return copy.results[0]
+
+    def _copy(self, node: Node, operands: list[ir.Value]) -> ir.Operation:
+        """The op with these operands, those that its regions capture included."""
+        copy = node.op.clone().operation
+        moved = {
+            hash(self.graph.handles[number]): operand
+            for number, operand in zip(node.operands, operands, strict=True)
+        }
+        own = len(list(copy.operands))
+        for position in range(own):
+            copy.operands[position] = operands[position]
+        for region in copy.regions:
+            _redirect(region, moved)
+        return copy
+
+    def _node(self, node: Node) -> None:
+        rule = self.rules[node.id]
+        uses = [self._use(node.id, position, value) for position, value in enumerate(node.operands)]
+        assignment = self._assignment(node, rule, uses)
+        operands = [
+            self.value(value, self._taken(value, dims, use, assignment))
+            for value, dims, use in zip(node.operands, rule.operands, uses, strict=True)
+        ]
+        results = [result_sharding(rule, position, assignment) for position in range(len(node.results))]
+        terms = next((use for use in uses if use.partial), None)
+        if terms is not None:
+            results = [Sharding(r.dims, (*terms.partial, *r.partial), terms.combiner) for r in results]
+        types = [self._type(value, sharding) for value, sharding in zip(node.results, results, strict=True)]
+        copy = self._copy(node, operands)
+        for result, kind in zip(copy.results, types, strict=True):
+            result.set_type(kind)
+        made = list(copy.results)
+        if assignment and node.name in LOCAL:
+            assert self.coordinate is not None
+            place = Local(self.graph, node, rule, assignment, self.mesh, self.coordinate, copy)
+            made = LOCAL[node.name](place)
+        for value, sharding, handle in zip(node.results, results, made, strict=True):
+            self._settle(value, sharding, handle)
+
+    def _taken(
+        self, value: int, dims: tuple[tuple[int, ...], ...], use: Sharding, assignment: Assignment
+    ) -> Sharding:
+        if self.graph.values[value].shape is None:
+            return Sharding(())
+        return Sharding(axes_of(dims, assignment), use.partial, use.combiner)
+
+    def _settle(self, value: int, sharding: Sharding, handle: ir.Value) -> None:
+        """Brings a result into the sharding in which it lies; terms stay as long as no one asks for their sum."""
+        self.lies[value] = sharding
+        self.local[value, sharding] = handle
+        said = self.annotations.values.get(value)
+        if said is None or said == sharding or self.graph.values[value].shape is None:
+            return
+        if sharding.partial and said.dims == sharding.dims and not said.partial:
+            wanted = self._asked(value)
+            if len(wanted) == 1:  # the reader joins the terms, in the way that suits it
+                return
+        self.lies[value] = said
+        self.local[value, said] = self._convert(handle, sharding, said)
+
+    def _asked(self, value: int) -> set[Sharding]:
+        """The shardings in which readers take a value."""
+        if not self._readers:
+            for node in self.graph.nodes:
+                for position, operand in enumerate(node.operands):
+                    self._readers.setdefault(operand, []).append((node.id, position))
+            for position, operand in enumerate(self.graph.returns):
+                self._readers.setdefault(operand, []).append((RETURN, position))
+        return {self._use(node, position, value) for node, position in self._readers.get(value, [])}
+
+    _readers: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def _assignment(self, node: Node, rule: Rule, uses: list[Sharding]) -> dict[int, Axes]:
+        """The assignment that the annotated operands say."""
+        given = [
+            (dims, use.dims)
+            for value, dims, use in zip(node.operands, rule.operands, uses, strict=True)
+            if self.graph.values[value].shape is not None
+        ]
+        assignment = assign(rule, given, self.mesh)
+        sentence = fault(rule, assignment, self.mesh)
+        assert sentence is None, sentence
+        return assignment
+
+
+def _entries(func: ir.Operation, name: str, count: int) -> list[dict[str, ir.Attribute]]:
+    if name not in func.attributes:
+        return [{} for _ in range(count)]
+    return [{a.name: a.attr for a in ir.DictAttr(entry)} for entry in ir.ArrayAttr(func.attributes[name])]
+
+
+def _redirect(region: ir.Region, moved: dict[int, ir.Value]) -> None:
+    for block in region.blocks:
+        for view in block.operations:
+            op = view.operation
+            for position, operand in enumerate(op.operands):
+                if hash(operand) in moved:
+                    op.operands[position] = moved[hash(operand)]
+            for inner in op.regions:
+                _redirect(inner, moved)

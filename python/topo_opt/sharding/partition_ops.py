@@ -1,0 +1,317 @@
+"""What changes inside of an op when it is computed for a part: sizes in attributes, positions, and which rows are ours.
+
+`LOCAL[name](place)` gets the copied op, whose operands and result types are local already, and returns its results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch_mlir import ir
+
+from topo_opt.passes.ingest.mask_bounds import affine
+from topo_opt.sharding.collective import position_terms
+from topo_opt.sharding.rule import Rule
+from topo_opt.sharding.rule_assignment import Assignment, Axes
+from topo_opt.sharding.rule_nests import TableRead, lookup, table_reads
+from topo_opt.sharding.rule_ops import ROW, row_offset
+from topo_opt.sharding.spec import Mesh
+from topo_opt.structured.access import kept_dims, slice_parameters
+from topo_opt.structured.graph import Graph, Node, evaluate
+from topo_opt.structured.index import Expr, Opaque, symbol
+
+
+@dataclass(frozen=True)
+class Local:
+    """An op that is computed for a part of its factors. `graph` and `node` are the op before, `copy` the local one."""
+
+    graph: Graph
+    node: Node
+    rule: Rule
+    assignment: Assignment
+    mesh: Mesh
+    coordinate: ir.Value
+    copy: ir.Operation
+
+    def size(self, factor: int) -> int:
+        """The local size of a factor."""
+        return self.rule.factors[factor].size // self.mesh.size(self.assignment.get(factor, ()))
+
+    def first(self, axes: Axes, size: int) -> ir.Value:
+        """Where the part of this device starts, an index; at the insertion point. `size` is that of one part."""
+        return first_of_part(self.coordinate, self.mesh, axes, size)
+
+
+def first_of_part(coordinate: ir.Value, mesh: Mesh, axes: Axes, size: int) -> ir.Value:
+    """`size` times the position of the device in its group over `axes`, as an index, from the coordinates of the device."""
+    total: ir.Value | None = None
+    for place, step in position_terms(mesh, axes):
+        at = index_constant(place)
+        read = ir.Operation.create(
+            "tensor.extract", [ir.IntegerType.get_signless(64)], [coordinate, at]
+        ).results[0]
+        term = binary("arith.muli", index_cast(read), index_constant(step * size))
+        total = term if total is None else binary("arith.addi", total, term)
+    assert total is not None
+    return total
+
+
+def index_constant(number: int) -> ir.Value:
+    index = ir.IndexType.get()
+    attributes = {"value": ir.IntegerAttr.get(index, number)}
+    return ir.Operation.create("arith.constant", [index], attributes=attributes).results[0]
+
+
+def index_cast(value: ir.Value, to: ir.Type | None = None) -> ir.Value:
+    return ir.Operation.create("arith.index_cast", [to or ir.IndexType.get()], [value]).results[0]
+
+
+def binary(name: str, one: ir.Value, other: ir.Value) -> ir.Value:
+    return ir.Operation.create(name, [one.type], [one, other]).results[0]
+
+
+_PREDICATES = {"slt": 2, "sge": 5}
+
+
+def compare(predicate: str, one: ir.Value, other: ir.Value) -> ir.Value:
+    i64 = ir.IntegerType.get_signless(64)
+    attributes = {"predicate": ir.IntegerAttr.get(i64, _PREDICATES[predicate])}
+    return ir.Operation.create(
+        "arith.cmpi", [ir.IntegerType.get_signless(1)], [one, other], attributes
+    ).results[0]
+
+
+def select(condition: ir.Value, one: ir.Value, other: ir.Value) -> ir.Value:
+    return ir.Operation.create("arith.select", [one.type], [condition, one, other]).results[0]
+
+
+def _nest(place: Local) -> list[ir.Value]:
+    """A body that asks which iteration it is in gets the number among all iterations; tables are read at local positions."""
+    node, copy = place.node, place.copy
+    if not node.body & {"linalg.index", "tensor.extract"}:
+        return list(copy.results)
+    block = copy.regions[0].blocks[0]
+    reads = table_reads(place.graph, node)
+    extracts = [v.operation for v in block.operations if v.operation.name == "tensor.extract"]
+    _shift_indices(place, block)
+    for read, extract in zip(reads, extracts, strict=True):
+        _read_locally(place, block, read, extract)
+    found = lookup(place.graph, node)
+    if found is not None and len(node.domain) in place.assignment:
+        _mask_lookup(place, extracts[0], found[1])
+    return list(copy.results)
+
+
+def _shift_indices(place: Local, block: ir.Block) -> None:
+    for view in list(block.operations):
+        op = view.operation
+        if op.name != "linalg.index":
+            continue
+        loop = ir.IntegerAttr(op.attributes["dim"]).value
+        axes = place.assignment.get(loop)
+        if not axes:
+            continue
+        with ir.InsertionPoint.after(op), op.location:
+            first = place.first(axes, place.size(loop))
+            moved = ir.Operation.create("arith.addi", [op.results[0].type], [op.results[0], first])
+        op.results[0].replace_all_uses_except(moved.results[0], [moved])
+
+
+def _read_locally(place: Local, block: ir.Block, read: TableRead, extract: ir.Operation) -> None:
+    """A dimension of a table that is split along with a loop is read at the local number of the iteration."""
+    dims = place.rule.operands[place.node.operands.index(read.table)]
+    for position, (loop, carried) in enumerate(zip(read.loops, dims, strict=True)):
+        if loop is None or carried != (loop,) or loop not in place.assignment:
+            continue
+        with ir.InsertionPoint(extract), extract.location:
+            i64 = ir.IntegerType.get_signless(64)
+            number = ir.Operation.create(
+                "linalg.index", [ir.IndexType.get()], attributes={"dim": ir.IntegerAttr.get(i64, loop)}
+            ).results[0]
+        extract.operands[1 + position] = number
+
+
+def _mask_lookup(place: Local, extract: ir.Operation, dim: int) -> None:
+    """Looks up what this device has; zero for rows of others."""
+    factor = len(place.node.domain)
+    rows = place.size(factor)
+    with ir.InsertionPoint(extract), extract.location:
+        asked = extract.operands[1 + dim]
+        here = binary("arith.subi", asked, place.first(place.assignment[factor], rows))
+        zero = index_constant(0)
+        inside = binary("arith.andi", compare("sge", here, zero), compare("slt", here, index_constant(rows)))
+        extract.operands[1 + dim] = select(inside, here, zero)
+    element = extract.results[0]
+    with ir.InsertionPoint.after(extract), extract.location:
+        nothing = ir.Operation.create(
+            "arith.constant", [element.type], attributes={"value": zero_of(element.type)}
+        ).results[0]
+        chosen = ir.Operation.create("arith.select", [element.type], [inside, element, nothing])
+    element.replace_all_uses_except(chosen.results[0], [chosen])
+
+
+def zero_of(kind: ir.Type) -> ir.Attribute:
+    """The number zero of a scalar type."""
+    return ir.FloatAttr.get(kind, 0.0) if isinstance(kind, ir.FloatType) else ir.IntegerAttr.get(kind, 0)
+
+
+def _shape_of(place: Local) -> list[int]:
+    return list(ir.RankedTensorType(place.copy.results[0].type).shape)
+
+
+def _i64(values: Sequence[int]) -> ir.Attribute:
+    return ir.DenseI64ArrayAttr.get(list(values))
+
+
+def _expand(place: Local) -> list[ir.Value]:
+    place.copy.attributes["static_output_shape"] = _i64(_shape_of(place))
+    return list(place.copy.results)
+
+
+def _slice(place: Local) -> list[ir.Value]:
+    """Dimensions that are taken whole are taken whole of the part."""
+    inserts = place.node.name == "tensor.insert_slice"
+    _, sizes, _ = slice_parameters(place.node)
+    small = place.graph.values[place.node.operands[0] if inserts else place.node.results[0]].shape or ()
+    large = place.rule.results[0] if inserts else place.rule.operands[0]
+    local = list(sizes)
+    for dim, kept in enumerate(kept_dims(sizes, small)):
+        if kept is not None and large[dim]:
+            local[dim] = place.size(large[dim][0])
+    place.copy.attributes["static_sizes"] = _i64(local)
+    return list(place.copy.results)
+
+
+def _grouped_product(place: Local) -> list[ir.Value]:
+    """Experts of other devices are none of ours; their rows are zero."""
+    _, _, _, experts = range(4)
+    axes = place.assignment.get(experts)
+    if not axes:
+        return list(place.copy.results)
+    copy, count = place.copy, place.size(experts)
+    with ir.InsertionPoint(copy), copy.location:
+        group = _local_group(place, copy.operands[2], axes, count)
+        copy.operands[2] = group
+    with ir.InsertionPoint.after(copy), copy.location:
+        return [_rows_of_ours(copy.results[0], group, count)]
+
+
+def _local_group(place: Local, group: ir.Value, axes: Axes, count: int) -> ir.Value:
+    """The groups counted from the first one of this device; those of others outside of [0, count)."""
+    element = ir.RankedTensorType(group.type).element_type
+
+    def body(arguments: Sequence[ir.Value]) -> ir.Value:
+        first = index_cast(place.first(axes, count), element)
+        return binary("arith.subi", arguments[0], first)
+
+    rows = ir.AffineMap.get_identity(1)
+    return generic([group], [rows], rows, ir.RankedTensorType(group.type), body)
+
+
+def _rows_of_ours(product: ir.Value, group: ir.Value, count: int) -> ir.Value:
+    kind = ir.RankedTensorType(product.type)
+
+    def body(arguments: Sequence[ir.Value]) -> ir.Value:
+        number = index_cast(arguments[1])
+        inside = binary(
+            "arith.andi",
+            compare("sge", number, index_constant(0)),
+            compare("slt", number, index_constant(count)),
+        )
+        nothing = ir.Operation.create(
+            "arith.constant", [kind.element_type], attributes={"value": zero_of(kind.element_type)}
+        ).results[0]
+        return select(inside, arguments[0], nothing)
+
+    whole = ir.AffineMap.get_identity(2)
+    row = ir.AffineMap.get(2, 0, [ir.AffineDimExpr.get(0)])
+    return generic([product, group], [whole, row], whole, kind, body)
+
+
+def generic(
+    inputs: Sequence[ir.Value],
+    maps: Sequence[ir.AffineMap],
+    output: ir.AffineMap,
+    kind: ir.RankedTensorType,
+    body: Callable[[Sequence[ir.Value]], ir.Value],
+) -> ir.Value:
+    """A parallel loop nest over the elements of its result, at the insertion point."""
+    empty = ir.Operation.create("tensor.empty", [kind]).results[0]
+    parallel = ir.Attribute.parse("#linalg.iterator_type<parallel>")
+    op = ir.Operation.create(
+        "linalg.generic",
+        [kind],
+        [*inputs, empty],
+        {
+            "indexing_maps": ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in (*maps, output)]),
+            "iterator_types": ir.ArrayAttr.get([parallel] * output.n_dims),
+            "operandSegmentSizes": ir.DenseI32ArrayAttr.get([len(inputs), 1]),
+        },
+        regions=1,
+    )
+    elements = [ir.RankedTensorType(v.type).element_type for v in (*inputs, empty)]
+    block = op.regions[0].blocks.append(*elements, arg_locs=[op.location] * len(elements))
+    with ir.InsertionPoint(block):
+        ir.Operation.create("linalg.yield", operands=[body(list(block.arguments)[: len(inputs)])])
+    return op.results[0]
+
+
+def _attention(place: Local) -> list[ir.Value]:
+    """Rows are counted among all rows, by their positions: see `row_offset`."""
+    axes = place.assignment.get(ROW)
+    if not axes or row_offset(place.node) == "free":
+        return list(place.copy.results)
+    copy, i64 = place.copy, ir.IntegerType.get_signless(64)
+    segments = list(ir.DenseI32ArrayAttr(copy.attributes["operandSegmentSizes"]))
+    operands = list(copy.operands)
+    old = operands.pop() if segments[4] else None
+    rows = place.size(ROW)
+    with ir.InsertionPoint(copy), copy.location:
+        kind = ir.RankedTensorType(old.type) if old is not None else ir.RankedTensorType.get([1, 1], i64)
+
+        def body(arguments: Sequence[ir.Value]) -> ir.Value:
+            first = index_cast(place.first(axes, rows), i64)
+            return binary("arith.addi", arguments[0], first) if arguments else first
+
+        cells = ir.AffineMap.get_identity(2)
+        given = [old] if old is not None else []
+        positions = generic(given, [cells] * len(given), cells, kind, body)
+        attributes = {name: copy.attributes[name] for name in copy.attributes}
+        if old is None:
+            attributes |= _bounds_from_positions(attributes)
+        segments[4] = 1
+        attributes["operandSegmentSizes"] = ir.DenseI32ArrayAttr.get(segments)
+        made = ir.Operation.create(copy.name, [copy.results[0].type], [*operands, positions], attributes)
+    copy.erase()
+    return list(made.results)
+
+
+def _bounds_from_positions(attributes: dict[str, ir.Attribute]) -> dict[str, ir.Attribute]:
+    """The bounds of an attention without positions, for rows m that stand at m + p: `causal` and every bound of m."""
+    far = 1 << 40
+    row, position = symbol("m", far), Expr(((Opaque("p", -far, far, frozenset()), 1),))
+    found: dict[str, ir.Attribute] = {"causal": ir.BoolAttr.get(False)}
+    dims = ir.AffineDimExpr.get(0), ir.AffineDimExpr.get(1)
+    for name in ("low", "high"):
+        bounds = (
+            [evaluate(b, [row + position, row * 0]) for b in ir.AffineMapAttr(attributes[name]).value.results]
+            if name in attributes
+            else []
+        )
+        if name == "high" and ir.BoolAttr(attributes["causal"]).value:
+            bounds.append(row + position + 1)
+        if bounds:
+            found[name] = ir.AffineMapAttr.get(ir.AffineMap.get(2, 0, [affine(b, *dims) for b in bounds]))
+    return found
+
+
+LOCAL: dict[str, Callable[[Local], list[ir.Value]]] = {
+    "linalg.generic": _nest,
+    "tensor.expand_shape": _expand,
+    "tensor.extract_slice": _slice,
+    "tensor.insert_slice": _slice,
+    "topo.attention": _attention,
+    "topo.grouped_product": _grouped_product,
+}
+"""Ops without a row change by their operands and results alone."""

@@ -1,0 +1,98 @@
+"""Assignments: which mesh axes split which factors of an op, and what that makes of its tensors.
+
+`{factor: (axis, ...)}`, the major axis first; factors that are whole are not listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from topo_opt.sharding.rule import DimFactors, Rule
+from topo_opt.sharding.spec import Combiner, Mesh, Sharding
+
+Axes = tuple[str, ...]
+Assignment = Mapping[int, Axes]
+
+
+def axes_of(dims: DimFactors, assignment: Assignment) -> tuple[Axes, ...]:
+    """The axes of every dimension of a tensor whose dimensions carry these factors."""
+    return tuple(tuple(axis for f in carried for axis in assignment.get(f, ())) for carried in dims)
+
+
+def terms_of(rule: Rule, assignment: Assignment) -> tuple[Axes, Combiner]:
+    """The axes over which an op leaves partial results, in the order of its factors, and how they join."""
+    split = [f for f in sorted(assignment) if rule.factors[f].kind == "reduction"]
+    axes = tuple(axis for f in split for axis in assignment[f])
+    return axes, (rule.factors[split[0]].combiner if split else "add")
+
+
+def result_sharding(rule: Rule, position: int, assignment: Assignment) -> Sharding:
+    """How an op leaves a result, before anything is communicated."""
+    axes, combiner = terms_of(rule, assignment)
+    return Sharding(axes_of(rule.results[position], assignment), axes, combiner)
+
+
+def fault(rule: Rule, assignment: Assignment, mesh: Mesh) -> str | None:
+    """Why an op cannot be split so, None when it can."""
+    used = [axis for axes in assignment.values() for axis in axes]
+    if len(set(used)) != len(used):
+        return f"splits two factors over one axis: {dict(assignment)}"
+    for f, axes in assignment.items():
+        factor, parts = rule.factors[f], mesh.size(axes)
+        if parts > 1 and factor.kind == "replicated":
+            return (
+                f"a loop of size {factor.size} may not be split, {'x'.join(axes)} would split it in {parts}"
+            )
+        if factor.size % parts:
+            return f"{factor.size} does not divide into {parts} parts ({'x'.join(axes)})"
+    combiners = {rule.factors[f].combiner for f in assignment if rule.factors[f].kind == "reduction"}
+    if len(combiners) > 1:
+        return f"leaves results that join by {' and '.join(sorted(combiners))}"
+    for dims in (*rule.operands, *rule.results):
+        for carried in dims:
+            if sentence := _gap(rule, carried, assignment, mesh):
+                return sentence
+    return None
+
+
+def _gap(rule: Rule, carried: Sequence[int], assignment: Assignment, mesh: Mesh) -> str | None:
+    """A dimension is cut into contiguous parts: a minor factor is split only where every major one is split to the end."""
+    for major, minor in pairwise(carried):
+        if assignment.get(minor) and mesh.size(assignment.get(major, ())) != rule.factors[major].size:
+            return f"splits the inner {rule.factors[minor].size} of a dimension whose outer {rule.factors[major].size} stay together"
+    return None
+
+
+def factor_axes(rule: Rule, carried: Sequence[int], axes: Axes, mesh: Mesh) -> dict[int, Axes]:
+    """The factors that a dimension split over `axes` splits; as many of the axes as can be given to factors."""
+    found: dict[int, Axes] = {}
+    rest = list(axes)
+    for f in carried:
+        taken: list[str] = []
+        while rest and rule.factors[f].size % mesh.size([*taken, rest[0]]) == 0:
+            taken.append(rest.pop(0))
+        if taken:
+            found[f] = tuple(taken)
+        if mesh.size(taken) != rule.factors[f].size:
+            break
+    return found
+
+
+def assign(rule: Rule, tensors: Iterable[tuple[DimFactors, Sequence[Axes]]], mesh: Mesh) -> dict[int, Axes]:
+    """The assignment that agrees with the tensors given, the first ones before the others, as far as it is possible.
+
+    Args:
+        tensors: factors of the dimensions of an operand or result, and the axes over which it is split.
+    """
+    found: dict[int, Axes] = {}
+    for dims, sharding in tensors:
+        for carried, axes in zip(dims, sharding, strict=True):
+            for f, wanted in factor_axes(rule, carried, axes, mesh).items():
+                known = found.get(f, ())
+                if wanted[: len(known)] != known or wanted == known:
+                    continue
+                trial = {**found, f: wanted}
+                if fault(rule, trial, mesh) is None:
+                    found = trial
+    return found

@@ -1,0 +1,109 @@
+"""Programs of one device on every mesh, all ranks in one process: equal to the program of the whole."""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import Any
+
+import model_zoo
+import pytest
+import torch
+from float64_rule import tensors
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from lowering import lowered
+from sharded import MESHES, RECOGNISE, at_random, check_equal, columns, partitioned
+from test_random_programs import STEPS, Program
+from torch_mlir import ir
+
+from topo_opt import reference
+from topo_opt.frontend.ingest import bytecode, parse
+from topo_opt.pipeline.run import run
+from topo_opt.sharding.annotate import Annotations, lift, write
+from topo_opt.sharding.named import parse_mesh
+from topo_opt.sharding.partition import partition
+from topo_opt.sharding.propagate import propagate
+from topo_opt.sharding.spec import Mesh, Sharding
+from topo_opt.structured.graph import Graph
+
+EVERY_MODEL = "TOPO_ALL_MESHES"
+"""Environment variable: all models of the zoo rather than three of them. Takes about six minutes."""
+
+_DEFAULT = ("llama_cache_decode", "qwen3_moe", "gpt2")
+
+
+def _models() -> list[str]:
+    return list(model_zoo.ZOO) if os.environ.get(EVERY_MODEL) else list(_DEFAULT)
+
+
+@pytest.mark.parametrize("name", _models())
+def test_model_on_meshes(name: str) -> None:
+    case = model_zoo.ZOO[name](torch.float32)
+    program = torch.export.export(case.module, case.args, case.kwargs, strict=False)
+    module = lowered(program)
+    run(RECOGNISE, module)
+    named: dict[str, Any] = {**program.state_dict, **program.constants}
+    state = {n: v.clone() for n, v in named.items() if isinstance(v, torch.Tensor)}
+    arguments = reference.bind_inputs(module, "main", state, tensors((case.args, case.kwargs)))
+    whole = reference.run(module, "main", arguments)
+    split = 0
+    for seed, mesh in enumerate(MESHES):
+        for shard in (columns(module, mesh), at_random(module, mesh, seed)):
+            ranks = partitioned(module, mesh, shard)
+            split += "topo.sharding" in str(ranks)
+            check_equal(ranks, arguments, whole)
+    assert split >= len(MESHES), "most of the programs are split"
+
+
+def _random_annotations(graph: Graph, mesh: Mesh, rng: random.Random) -> Annotations:
+    """Shardings for some of the values, arguments and intermediate ones alike."""
+    found = Annotations()
+    for value, info in enumerate(graph.values):
+        if not info.shape or rng.random() < 0.7:
+            continue
+        dims: list[tuple[str, ...]] = [()] * len(info.shape)
+        for axis, size in mesh.axes:
+            fitting = [d for d, n in enumerate(info.shape) if not dims[d] and n % size == 0]
+            if fitting and rng.random() < 0.7:
+                dims[rng.choice(fitting)] = (axis,)
+        found.values[value] = Sharding(tuple(dims))
+    return found
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(STEPS)), st.integers(0, 7)), min_size=2, max_size=9),
+    st.sampled_from(["x=2", "x=4", "x=2,y=2"]),
+    st.integers(0, 1000),
+)
+# An export takes most of a second: no shrinking.
+@settings(max_examples=12, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])
+def test_random_programs_and_shardings(steps: list[tuple[str, int]], mesh_text: str, seed: int) -> None:
+    torch.manual_seed(0)
+    module = Program(steps).eval().requires_grad_(False)
+    x = torch.randn(2, 4, 8)
+    structured = lowered(torch.export.export(module, (x,), strict=False))
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    arguments = reference.bind_inputs(structured, "main", state, [x])
+    whole = reference.run(structured, "main", arguments)
+    mesh, rng = parse_mesh(mesh_text), random.Random(seed)
+    for _ in range(3):
+        ranks = parse(bytecode(structured))
+        _split(ranks, mesh, rng)
+        check_equal(ranks, arguments, whole)
+
+
+def _split(ranks: ir.Module, mesh: Mesh, rng: random.Random) -> None:
+    """Partitions by random annotations, which on their way are written into the IR and read back."""
+    from topo_opt.sharding.annotate import write_mesh
+
+    with ranks.context, ir.Location.unknown():
+        write_mesh(ranks.operation, mesh)
+        func = next(v.operation for v in ranks.body.operations if v.operation.name == "func.func")
+        graph, _ = lift(func, mesh)
+        (annotations,) = propagate([(graph, _random_annotations(graph, mesh, rng))], mesh)
+        write(graph, annotations, mesh)
+        assert ranks.operation.verify()
+        graph, again = lift(func, mesh)
+        partition(graph, again, mesh)
+        assert ranks.operation.verify()
