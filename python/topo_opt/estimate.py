@@ -18,7 +18,7 @@ from topo_opt.topology import Device
 
 _MATRIX_OPS = ("linalg.contract", "topo.attention", "topo.grouped_product")
 # MLIR element type -> the name of its rate in a topology; what is not listed computes in f32.
-_RATES = {"f64": "f64", "bf16": "bf16", "f16": "f16", "f8E4M3FN": "f8", "f8E5M2": "f8", "i8": "i8"}
+RATES = {"f64": "f64", "bf16": "bf16", "f16": "f16", "f8E4M3FN": "f8", "f8E5M2": "f8", "i8": "i8"}
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ def work_of(func: ir.Operation) -> Work:
     for node in graph.nodes:
         if node.name in _MATRIX_OPS:
             element = graph.values[node.operands[0]].element
-            dtype = _RATES.get(element, "f32")
-            matrix[dtype] = matrix.get(dtype, 0) + _matrix_ops(graph, node)
+            dtype = RATES.get(element, "f32")
+            matrix[dtype] = matrix.get(dtype, 0) + matrix_ops(graph, node)
         else:
-            scalar += _scalar_ops(graph, node)
+            scalar += scalar_ops(graph, node)
     return Work(_traffic(graph), matrix, scalar)
 
 
@@ -73,7 +73,8 @@ def declared_traffic(func: ir.Operation) -> int:
     return sum(_type_bytes(t) for t in (*kind.inputs, *kind.results))
 
 
-def _matrix_ops(graph: Graph, node: Node) -> int:
+def matrix_ops(graph: Graph, node: Node) -> int:
+    """Operations on tensor cores of one of `_MATRIX_OPS`; a multiply-add counts as two."""
     if node.name == "linalg.contract":
         return 2 * math.prod(node.domain)
     if node.name == "topo.grouped_product":
@@ -88,7 +89,8 @@ def _matrix_ops(graph: Graph, node: Node) -> int:
     return 2 * seen * (depth + v[3])
 
 
-def _scalar_ops(graph: Graph, node: Node) -> int:
+def scalar_ops(graph: Graph, node: Node) -> int:
+    """Scalar operations of any other op: those in the body of a loop nest, one an element of a scan."""
     if node.is_loop_nest:
         body = node.op.regions[0].blocks[0].operations
         return math.prod(node.domain) * max(len(body) - 1, 1)

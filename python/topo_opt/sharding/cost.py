@@ -1,0 +1,140 @@
+"""What a strategy costs one device: its share of the operations and bytes, and the start of its kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from topo_opt.errors import InputError
+from topo_opt.sharding.plan_graph import PlanOp
+from topo_opt.sharding.solver import FORBIDDEN, Table
+from topo_opt.sharding.strategies import Strategy
+from topo_opt.topology import Topology
+
+PICOSECONDS = 1e12
+
+
+class Prices(Protocol):
+    """What things cost on a machine. `devices` are those that a model can be placed on."""
+
+    devices: tuple[str, ...]
+
+    def collective(self, kind: str, nbytes: int, groups: tuple[tuple[str, ...], ...]) -> Any:
+        """As `CollectiveModel.cost`: `.seconds`, `.algorithm`, `.bottleneck_kind`."""
+
+    def compute(self, flops: float, nbytes: float, dtype: str, device: str) -> float:
+        """Seconds of one kernel's work."""
+
+    def launch(self, device: str) -> float:
+        """Seconds that starting a kernel takes."""
+
+    def memory(self, device: str) -> int:
+        """Bytes that the device has."""
+
+
+class TopologyPrices:
+    """The prices of a topology, by the models of its collectives and of its devices."""
+
+    def __init__(self, topology: Topology):
+        from topo_opt.collectives import CollectiveModel
+
+        self.topology, self.model = topology, CollectiveModel(topology)
+        self.devices: tuple[str, ...] = tuple(topology.compute)
+        self._devices = {d: topology.device(d) for d in self.devices}
+
+    def collective(self, kind: str, nbytes: int, groups: tuple[tuple[str, ...], ...]) -> Any:
+        return self.model.cost(kind, nbytes, groups)
+
+    def compute(self, flops: float, nbytes: float, dtype: str, device: str) -> float:
+        return self.model.compute(flops, nbytes, dtype, device)
+
+    def launch(self, device: str) -> float:
+        return self._devices[device].launch.replayed_ns.value * 1e-9
+
+    def memory(self, device: str) -> int:
+        return self._devices[device].memory.capacity_bytes.value
+
+
+def check_devices(prices: Prices, wanted: int | None) -> int:
+    """The number of devices to plan for.
+
+    Raises:
+        InputError: more than there are.
+    """
+    count = len(prices.devices)
+    if wanted is not None and not 1 <= wanted <= count:
+        raise InputError(
+            f"the plan is to use {wanted} devices, the topology has {count}", hint="ask for fewer"
+        )
+    return count if wanted is None else wanted
+
+
+def picoseconds(seconds: float) -> int:
+    """Whole picoseconds; what is longer than any plan counts as forbidden."""
+    return FORBIDDEN if not math.isfinite(seconds) else min(round(seconds * PICOSECONDS), FORBIDDEN)
+
+
+def parts_of(op: PlanOp, strategy: Strategy, sizes: Sequence[int]) -> list[int]:
+    """Into how many parts every factor is split."""
+    parts = [1] * len(op.rule.factors)
+    for axis, factor in enumerate(strategy.axes):
+        if factor >= 0:
+            parts[factor] *= sizes[axis]
+    return parts
+
+
+def local_work(op: PlanOp, strategy: Strategy, sizes: Sequence[int]) -> tuple[float, float]:
+    """Operations and bytes of the device that has the most to do.
+
+    Of causal rows in p parts the last part sees all keys: (2p - 1) / p^2 of the triangle instead of 1 / p. Rows that pick
+    among G matrices at random read 1 - (1 - 1/G)^rows of them. Foreign elements are not read, and written only as zeros.
+    """
+    work = op.work
+    parts = parts_of(op, strategy, sizes)
+    share = 1.0 / math.prod(parts)
+    if work.triangular >= 0:
+        p = parts[work.triangular]
+        share *= (2 * p - 1) / p
+    nbytes = 0.0
+    for position, size in work.reads:
+        layout = strategy.operands[position]
+        part = size / layout.parts(sizes) / math.prod(sizes[a] for a in layout.owned + layout.loose)
+        if work.shared_rows and position == 1:
+            groups = op.rule.factors[-1].size
+            part *= 1 - (1 - 1 / max(groups, 1)) ** (work.shared_rows / parts[0])
+        nbytes += part
+    for position, size in work.writes:
+        layout = strategy.results[position]
+        nbytes += size / layout.parts(sizes) / math.prod(sizes[a] for a in layout.loose)
+    return work.flops * share, nbytes
+
+
+def compute_table(
+    op: PlanOp, choices: Sequence[Strategy], sizes: Sequence[int], prices: Prices, devices: Sequence[str]
+) -> Table:
+    """Picoseconds of every strategy on the slowest of `devices`, kernel starts included."""
+    kinds = slowest_first(prices, devices)
+    costs = np.zeros(len(choices), dtype=np.int64)
+    for i, choice in enumerate(choices):
+        flops, nbytes = local_work(op, choice, sizes)
+        if flops or nbytes:
+            costs[i] = max(picoseconds(prices.compute(flops, nbytes, op.work.dtype, d)) for d in kinds)
+        costs[i] += max(picoseconds(prices.launch(d)) for d in kinds) * op.work.kernels
+    return costs
+
+
+def slowest_first(prices: Prices, devices: Sequence[str]) -> list[str]:
+    """One device of every kind among `devices`, told apart by what three works cost, one bound by each resource."""
+    seen: dict[tuple[float, ...], str] = {}
+    for device in devices:
+        probe = (
+            prices.compute(1e12, 1.0, "bf16", device),
+            prices.compute(1.0, 1e9, "f32", device),
+            prices.launch(device),
+            float(prices.memory(device)),
+        )
+        seen.setdefault(probe, device)
+    return [seen[p] for p in sorted(seen, reverse=True)]

@@ -1,0 +1,287 @@
+"""The planner: mesh shape, the devices of every axis, pipeline stages, and a sharding for every tensor.
+
+For every candidate mesh (`meshes.py`) the cheapest shardings are found exactly (`plan_problem.py`, `solver.py`) and fitted into
+memory (`plan_memory.py`); a mesh whose work alone already takes longer than the best plan so far is passed over. Meshes of
+fewer devices than there are compete as they are, as one stage of a pipeline (`plan_stages.py`), and, where calls a second
+count, as replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from topo_opt.errors import InputError
+from topo_opt.sharding import pins as pinning
+from topo_opt.sharding.cost import PICOSECONDS, Prices, TopologyPrices, check_devices
+from topo_opt.sharding.layers import layers_of
+from topo_opt.sharding.memory import MemoryUse, gigabytes
+from topo_opt.sharding.meshes import Closeness, candidate_meshes, choose_devices, cluster, make_mesh
+from topo_opt.sharding.meshes_closeness import closeness
+from topo_opt.sharding.plan_graph import PlanGraph
+from topo_opt.sharding.plan_memory import Fit, Fitting
+from topo_opt.sharding.plan_problem import Costs, MeshProblem, build
+from topo_opt.sharding.plan_stages import Stages, cut
+from topo_opt.sharding.solver import TooWide
+from topo_opt.sharding.spec import Mesh
+from topo_opt.topology import Topology
+
+Objective = Literal["latency", "throughput"]
+
+MEMORY_SHARE = 0.9
+"""Share of a device's memory that a plan may take when no limit is given; the rest is left to the runtime, its libraries
+and fragmentation."""
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What the user asks for.
+
+    Args:
+        devices: how many devices to use; None leaves it to the planner.
+        objective: `latency` of one call, or calls a second (`throughput`).
+        memory_limit: bytes of one device that a plan may take; None for a share of what the device has.
+        mesh: this mesh and no other.
+        pins: how some tensors must lie.
+        stages: whether pipelines are considered.
+        max_axes: axes of a mesh.
+    """
+
+    devices: int | None = None
+    objective: Objective = "latency"
+    memory_limit: int | None = None
+    mesh: Mesh | None = None
+    pins: tuple[pinning.ShardingPin, ...] = ()
+    stages: bool = True
+    max_axes: int = 2
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One mesh that was looked at, as one stage or several. `seconds` and `memory` are None where it was passed over."""
+
+    mesh: Mesh
+    stages: int
+    replicas: int
+    seconds: float | None
+    pace_seconds: float | None
+    memory: MemoryUse | None
+    outcome: str
+
+
+@dataclass
+class Plan:
+    """The best plan: how `problem` is solved on its mesh, cut into stages or not, and how many copies run side by side.
+
+    `seconds` is the time of one call, `pace_seconds` that between calls when all devices are busy.
+    """
+
+    options: PlanOptions
+    problem: MeshProblem
+    fit: Fit
+    limit: int
+    stages: Stages | None
+    stage_devices: tuple[tuple[str, ...], ...]
+    replicas: int
+    seconds: float
+    pace_seconds: float
+    candidates: list[Candidate] = field(default_factory=list)
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.problem.costs.mesh
+
+    @property
+    def graph(self) -> PlanGraph:
+        return self.problem.graph
+
+    @property
+    def gap(self) -> float:
+        """How far the shardings on this mesh can at most be from the best ones, as a share."""
+        return self.fit.solution.gap
+
+
+def plan_topology(graph: PlanGraph, topology: Topology, options: PlanOptions | None = None) -> Plan:
+    """The best plan of a function on a machine.
+
+    Raises:
+        InputError: nothing fits into memory, a pin cannot be kept, devices are not connected; with the numbers.
+    """
+    prices = TopologyPrices(topology)
+    return plan(graph, prices, closeness(topology, prices.devices), options or PlanOptions())
+
+
+def plan(graph: PlanGraph, prices: Prices, near: Closeness, options: PlanOptions) -> Plan:
+    """As `plan_topology`, with prices and the nearness of devices given."""
+    return _Planner(graph, prices, near, options).plan()
+
+
+class _Planner:
+    def __init__(self, graph: PlanGraph, prices: Prices, near: Closeness, options: PlanOptions):
+        self.graph, self.prices, self.near, self.options = graph, prices, near, options
+        self.layer_of = layers_of(graph).layer_of
+        self.best: Plan | None = None
+        self.candidates: list[Candidate] = []
+        self.smallest: tuple[Fit, Mesh, int] | None = None
+
+    def plan(self) -> Plan:
+        total = check_devices(self.prices, self.options.devices)
+        for mesh in self._meshes(total):
+            self._consider(mesh, total)
+        if self.best is None:
+            raise self._infeasible()
+        self.best.candidates = self.candidates
+        return self.best
+
+    def _meshes(self, total: int) -> Iterable[Mesh]:
+        given = self.options.mesh
+        if given is not None:
+            unknown = [d for d in given.devices if d not in self.prices.devices]
+            if unknown:
+                raise InputError(
+                    f"the mesh names '{unknown[0]}'", hint=f"devices are {', '.join(self.prices.devices[:8])}"
+                )
+            return [given]
+        fixed = self.options.devices is not None and not self.options.stages
+        counts = [total] if fixed else counts_up_to(total)
+        if len(self.prices.devices) > 1:
+            return candidate_meshes(self.prices, self.near, counts, self.options.max_axes)
+        return [make_mesh((1,), self.prices.devices)]
+
+    def _limit(self, mesh: Mesh) -> int:
+        if self.options.memory_limit is not None:
+            return self.options.memory_limit
+        return int(MEMORY_SHARE * min(self.prices.memory(d) for d in mesh.devices))
+
+    def _consider(self, mesh: Mesh, total: int) -> None:
+        costs = Costs(mesh, self.prices)
+        size, limit = len(mesh.devices), self._limit(mesh)
+        work = sum(int(costs.strategies(op)[1].min()) for op in self.graph.ops) / PICOSECONDS
+        most = total // size if self.options.mesh is None else 1
+        least = work / most if self.options.objective == "throughput" else work
+        if self.best is not None and least >= self._value(self.best):
+            self._pass(mesh, "its work alone takes longer than the best plan")
+            return
+        pins = pinning.resolve(self.options.pins, self.graph, mesh)
+        problem = build(self.graph, costs, pins=pins, layer_of=self.layer_of)
+        fitting = Fitting(problem)
+        try:
+            free = fitting.free()
+            fit = self._whole(problem, fitting, free, limit, most)
+            if self.options.stages and self.options.mesh is None:
+                self._pipelines(problem, fitting, free, fit, limit, most)
+        except TooWide as error:
+            self._pass(mesh, f"too large to solve: {error}")
+
+    def _whole(self, problem: MeshProblem, fitting: Fitting, free: Fit, limit: int, most: int) -> Fit | None:
+        """The mesh as it is, one stage."""
+        mesh = problem.costs.mesh
+        replicas = most if self.options.objective == "throughput" else 1
+        seconds = free.solution.cost / PICOSECONDS
+        if self.best is not None and seconds / replicas >= self._value(self.best):
+            self._note(mesh, 1, replicas, free, seconds, seconds, "slower than the best plan")
+            return None
+        fit = fitting.within(limit, free)
+        seconds = fit.solution.cost / PICOSECONDS
+        if not fit.fits:
+            if self.smallest is None or fit.memory.total < self.smallest[0].memory.total:
+                self.smallest = (fit, mesh, limit)
+            self._note(mesh, 1, replicas, fit, seconds, seconds, f"does not fit into {gigabytes(limit)}")
+            return None
+        if not fit.solution.feasible:
+            self._note(mesh, 1, replicas, fit, seconds, seconds, "the pins cannot be kept together")
+            return None
+        self._offer(problem, fit, limit, None, (mesh.devices,), replicas, seconds, seconds)
+        return fit
+
+    def _pipelines(
+        self,
+        problem: MeshProblem,
+        fitting: Fitting,
+        free: Fit,
+        whole: Fit | None,
+        limit: int,
+        most: int,
+    ) -> None:
+        """The mesh as one stage of several: for one call only where the whole does not fit, otherwise for their number."""
+        mesh, pace = problem.costs.mesh, self.options.objective == "throughput"
+        if most < 2 or (not pace and (whole is not None or free.memory.total <= limit)):
+            return
+        root = cluster(self.prices.devices, self.near)
+        for count in [c for c in counts_up_to(most) if c > 1][::-1]:
+            devices = choose_devices(root, count * len(mesh.devices))
+            groups = [devices[i : i + len(mesh.devices)] for i in range(0, len(devices), len(mesh.devices))]
+            replicas = most // count if pace else 1
+            fit = fitting.within(limit * count, free)
+            stages = cut(problem, fit, count, groups[1], self.prices, limit, pace=pace) if fit.fits else None
+            if stages is None:
+                self._note(mesh, count, replicas, fit, None, None, f"no stages of {gigabytes(limit)}")
+                continue
+            seconds, between = stages.latency / PICOSECONDS, stages.pace / PICOSECONDS
+            self._offer(problem, fit, limit, stages, tuple(groups), replicas, seconds, between)
+
+    def _offer(
+        self,
+        problem: MeshProblem,
+        fit: Fit,
+        limit: int,
+        stages: Stages | None,
+        groups: tuple[tuple[str, ...], ...],
+        replicas: int,
+        seconds: float,
+        pace: float,
+    ) -> None:
+        made = Plan(self.options, problem, fit, limit, stages, groups, replicas, seconds, pace / replicas)
+        wins = self.best is None or self._value(made) < self._value(self.best)
+        outcome = "fits" if wins else "slower than the best plan"
+        self._note(problem.costs.mesh, len(groups), replicas, fit, seconds, pace / replicas, outcome)
+        if wins:
+            self.best = made
+
+    def _value(self, made: Plan) -> float:
+        return made.pace_seconds if self.options.objective == "throughput" else made.seconds
+
+    def _pass(self, mesh: Mesh, reason: str) -> None:
+        self.candidates.append(Candidate(mesh, 1, 1, None, None, None, reason))
+
+    def _note(
+        self,
+        mesh: Mesh,
+        stages: int,
+        replicas: int,
+        fit: Fit,
+        seconds: float | None,
+        pace: float | None,
+        outcome: str,
+    ) -> None:
+        self.candidates.append(Candidate(mesh, stages, replicas, seconds, pace, fit.memory, outcome))
+
+    def _infeasible(self) -> InputError:
+        if self.smallest is None:
+            reasons = "; ".join(sorted({c.outcome for c in self.candidates}))
+            return InputError(f"no plan was found: {reasons}", hint="give fewer pins or fewer axes")
+        fit, mesh, limit = self.smallest
+        shape = "x".join(map(str, mesh.shape))
+        return InputError(
+            f"'{self.graph.name}' does not fit: the smallest plan, on {shape} devices, takes {fit.memory} "
+            f"on each, the limit is {gigabytes(limit)}",
+            hint=f"allow {gigabytes(fit.memory.total)}, use more devices, or a smaller batch or cache",
+        )
+
+
+def counts_up_to(total: int) -> list[int]:
+    """Numbers of devices that are tried: divisors of the total and powers of two, the largest first."""
+    divisors = {n for n in range(1, total + 1) if total % n == 0}
+    powers = {1 << k for k in range(total.bit_length()) if 1 << k <= total}
+    return sorted(divisors | powers, reverse=True)
+
+
+def describe(mesh: Mesh) -> str:
+    """Axes and devices in one line."""
+    axes = ", ".join(f"{name}={size}" for name, size in mesh.axes)
+    return f"{axes} of {_devices(mesh.devices)}"
+
+
+def _devices(devices: Sequence[str]) -> str:
+    return " ".join(devices) if len(devices) <= 16 else f"{devices[0]} to {devices[-1]}"

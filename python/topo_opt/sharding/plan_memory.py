@@ -1,0 +1,135 @@
+"""The cheapest plan that fits into memory.
+
+Memory is a sum over the same variables as the cost: bytes of arguments as they lie, and of what is alive where intermediate
+results take the most. With a price on every byte (a Lagrange multiplier) it becomes part of the cost, and the problem keeps
+its form. For any price `cost + price * (bytes - limit)` at its minimum is below the cost of every plan that fits, which
+bounds how far the plan that is found can be from the best. Raising the price for the first k arguments only, in the order of
+the function, goes in small steps from a plan that is too large to one that fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from topo_opt.sharding.memory import MemoryUse, lifetimes, memory_use
+from topo_opt.sharding.plan_problem import MeshProblem
+from topo_opt.sharding.solver import FORBIDDEN, Memory, Problem, Solution, solve
+from topo_opt.sharding.strategies import Layout, Strategy
+
+PRICE_STEPS = 8
+"""Bisections of the price, and of the number of arguments that it applies to."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A plan for one mesh: the solution, what it stands for, and the memory of one device. `fits` says whether that is allowed."""
+
+    solution: Solution
+    chosen: list[Strategy]
+    layouts: list[Layout]
+    memory: MemoryUse
+    fits: bool
+
+
+class Fitting:
+    """Solves one problem under memory limits."""
+
+    def __init__(self, problem: MeshProblem, memory: Memory | None = None):
+        self.problem, self.memory = problem, memory or Memory()
+        graph = problem.graph
+        self._arguments = [n for n in graph.arguments if problem.value_variables[n] >= 0]
+        self._lifetimes = lifetimes(graph)
+
+    def free(self) -> Fit:
+        """The cheapest plan, whatever memory it takes."""
+        return self._fit(solve(self.problem.problem, self.memory), limit=None)
+
+    def within(self, limit: int, start: Fit | None = None) -> Fit:
+        """The cheapest plan found that fits; one with the least memory when none does.
+
+        Args:
+            start: what `free` gave.
+        """
+        best = replace(start or self.free(), fits=False)
+        if best.memory.total <= limit:
+            return replace(best, fits=True)
+        bound, points = best.solution.cost, [best.memory.peak_op]
+        low, high = 0.0, 4.0 * best.solution.cost / limit
+        fitting: Fit | None = None
+        for _ in range(12):  # find a price that makes it fit
+            fit, least = self._priced(high, limit, points, len(self._arguments), 0.0)
+            bound = max(bound, least)
+            if fit.memory.total <= limit:
+                fitting = fit
+                break
+            if fit.memory.peak_op not in points:
+                points.append(fit.memory.peak_op)
+            if fit.memory.total < best.memory.total or fit.solution.cost >= FORBIDDEN:
+                best = replace(fit, fits=False)
+            low, high = high, high * 8
+        if fitting is None:
+            return best
+        for _ in range(PRICE_STEPS):
+            middle = (low + high) / 2 if low else high / 8
+            fit, least = self._priced(middle, limit, points, len(self._arguments), 0.0)
+            bound = max(bound, least)
+            if fit.memory.total <= limit:
+                high, fitting = middle, _cheaper(fit, fitting)
+            else:
+                low = middle
+        few, many = 0, len(self._arguments)
+        while many - few > 1 and fitting.solution.cost > bound:
+            middle_count = (few + many) // 2
+            fit, _ = self._priced(high, limit, points, middle_count, low)
+            if fit.memory.total <= limit:
+                many, fitting = middle_count, _cheaper(fit, fitting)
+            else:
+                few = middle_count
+        solution = replace(fitting.solution, bound=min(bound, fitting.solution.cost))
+        return replace(fitting, solution=solution, fits=True)
+
+    def _priced(
+        self, price: float, limit: int, points: Sequence[int], first: int, rest: float
+    ) -> tuple[Fit, int]:
+        """The plan with `price` (picoseconds a byte) on the first arguments and intermediate results and `rest` on others;
+        and, when the price is one for all, the bound that follows."""
+        base = self.problem.problem
+        priced = Problem(base.sizes, list(base.tables), base.layers)
+        for place, number in enumerate(self._arguments):
+            self._charge(priced, number, price if place < first else rest)
+        for number in self._alive(points[-1]):
+            self._charge(priced, number, price)
+        solution = solve(priced, self.memory)
+        least = 0
+        if first == len(self._arguments):
+            least = solution.bound - int(price * limit)
+        cost = base.cost(solution.choice)
+        return self._fit(replace(solution, cost=min(cost, FORBIDDEN), bound=0), limit), least
+
+    def _charge(self, problem: Problem, number: int, price: float) -> None:
+        variable = self.problem.value_variables[number]
+        if variable < 0 or not price:
+            return
+        value = self.problem.graph.values[number]
+        key = ("priced", self.problem.value_layouts[number], value.nbytes, price)
+        tables = self.problem.costs.tables
+        if key not in tables:
+            table = self.problem.stored_bytes(number) * price
+            tables[key] = np.minimum(table, FORBIDDEN).astype(np.int64)
+        problem.add((variable,), tables[key])
+
+    def _alive(self, op: int) -> list[int]:
+        return [n for n, first, last in self._lifetimes if first <= op <= last]
+
+    def _fit(self, solution: Solution, limit: int | None) -> Fit:
+        chosen = self.problem.strategies_of(solution.choice)
+        layouts = self.problem.layouts_of(solution.choice, chosen)
+        use = memory_use(self.problem.graph, layouts, chosen, self.problem.costs.sizes)
+        return Fit(solution, chosen, layouts, use, limit is None or use.total <= limit)
+
+
+def _cheaper(one: Fit, other: Fit) -> Fit:
+    return one if one.solution.cost < other.solution.cost else other

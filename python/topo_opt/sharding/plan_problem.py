@@ -1,0 +1,242 @@
+"""The sum of costs that a plan for one mesh minimises, as tables over variables.
+
+    minimise   sum over operations i   compute(i, s_i)
+             + sum over values v       convert(produced(v, s_producer) -> c_v)
+             + sum over readers        convert(c_v -> taken(reader, s_reader))
+
+s_i is the strategy of operation i. c_v says how value v lies; it is a variable where a value has several readers, is an
+argument or a result, or passes a seam between layers. Where there is one reader the two conversions are one, between the
+strategies. A new value of an argument lies as the argument does. Memory is a second sum over the same variables, over c_v of
+arguments and of what is alive at a point, see `plan_memory.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from topo_opt.sharding.cost import Prices, compute_table, picoseconds
+from topo_opt.sharding.cost_reshard import Conversions
+from topo_opt.sharding.plan_graph import PlanGraph, PlanOp, PlanValue
+from topo_opt.sharding.solver import FORBIDDEN, Problem, Table
+from topo_opt.sharding.spec import Mesh
+from topo_opt.sharding.strategies import Axes, Layout, Strategy, replicated, strategies
+
+Pin = Callable[[tuple[Layout, ...]], tuple[Layout, ...]]
+"""The layouts that a pinned value may lie in, given those that it could lie in without the pin."""
+
+
+class Costs:
+    """Tables for one mesh, each made once for all operations and values that are alike."""
+
+    def __init__(self, mesh: Mesh, prices: Prices):
+        self.mesh, self.prices, self.sizes = mesh, prices, mesh.shape
+        names = [name for name, _ in mesh.axes]
+        self._groups: dict[Axes, tuple[tuple[str, ...], ...]] = {}
+        self._names = names
+        self.conversions = Conversions(self.sizes, self._price)
+        self._strategies: dict[object, tuple[list[Strategy], Table]] = {}
+        self._layouts: dict[tuple[int, int, str], tuple[Layout, ...]] = {}
+        self.tables: dict[object, Table] = {}
+
+    def groups(self, axes: Axes) -> tuple[tuple[str, ...], ...]:
+        known = self._groups.get(axes)
+        if known is None:
+            known = self._groups[axes] = self.mesh.groups([self._names[a] for a in axes])
+        return known
+
+    def _price(self, kind: str, axes: Axes, nbytes: int) -> int:
+        return picoseconds(self.prices.collective(kind, nbytes, self.groups(axes)).seconds)
+
+    def strategies(self, op: PlanOp) -> tuple[list[Strategy], Table]:
+        """The strategies of an operation and what they cost to compute."""
+        known = self._strategies.get(op.signature)
+        if known is None:
+            choices = strategies(op, self.sizes)
+            table = compute_table(op, choices, self.sizes, self.prices, self.mesh.devices)
+            known = self._strategies[op.signature] = (choices, table)
+        return known
+
+    def side(self, op: PlanOp, position: int, which: str) -> tuple[Layout, ...]:
+        """The layout of an operand or result under every strategy."""
+        choices, table = self.strategies(op)
+        key = (id(table), position, which)
+        known = self._layouts.get(key)
+        if known is None:
+            known = self._layouts[key] = tuple(getattr(s, which)[position] for s in choices)
+        return known
+
+
+@dataclass
+class MeshProblem:
+    """The problem of one mesh. `op_variables` and `value_variables` number the variables; -1 for values without one."""
+
+    graph: PlanGraph
+    costs: Costs
+    problem: Problem
+    op_variables: list[int]
+    op_choices: list[list[Strategy]]
+    value_variables: list[int]
+    value_layouts: list[tuple[Layout, ...]]
+
+    def strategies_of(self, choice: Sequence[int]) -> list[Strategy]:
+        return [c[choice[v]] for v, c in zip(self.op_variables, self.op_choices)]
+
+    def layouts_of(self, choice: Sequence[int], chosen: Sequence[Strategy]) -> list[Layout]:
+        """How every value lies: a value without a variable in what its reader takes, or as it is made when nobody reads it."""
+        found = []
+        for number, (value, variable, layouts) in enumerate(
+            zip(self.graph.values, self.value_variables, self.value_layouts)
+        ):
+            if variable >= 0:
+                found.append(layouts[choice[variable]])
+            elif value.uses:
+                op, position = value.uses[0]
+                found.append(chosen[op].operands[position])
+            else:
+                op = value.producer
+                found.append(chosen[op].results[self.graph.ops[op].results.index(number)])
+        return found
+
+    def stored_bytes(self, number: int) -> Table:
+        """Bytes of a value on one device for every layout of its variable."""
+        value = self.graph.values[number]
+        sizes = self.costs.sizes
+        key = ("bytes", self.value_layouts[number], value.nbytes)
+        known = self.costs.tables.get(key)
+        if known is None:
+            parts = [layout.parts(sizes) for layout in self.value_layouts[number]]
+            known = self.costs.tables[key] = np.array([-(-value.nbytes // p) for p in parts], dtype=np.int64)
+        return known
+
+
+def build(
+    graph: PlanGraph,
+    costs: Costs,
+    *,
+    pins: Mapping[int, Pin] | None = None,
+    layer_of: Sequence[int] | None = None,
+    keep: frozenset[int] = frozenset(),
+) -> MeshProblem:
+    """The problem of `graph` on the mesh of `costs`.
+
+    Args:
+        pins: value -> which layouts it may lie in.
+        layer_of: layer of every operation, -1 outside.
+        keep: values that get a variable of their own although nothing else asks for one.
+    """
+    return _Builder(graph, costs, pins or {}, layer_of, keep).build()
+
+
+class _Builder:
+    def __init__(
+        self,
+        graph: PlanGraph,
+        costs: Costs,
+        pins: Mapping[int, Pin],
+        layer_of: Sequence[int] | None,
+        keep: frozenset[int],
+    ):
+        self.graph, self.costs, self.pins, self.keep = graph, costs, pins, keep
+        self.layer_of = layer_of or [-1] * len(graph.ops)
+        self.problem = Problem()
+
+    def build(self) -> MeshProblem:
+        graph, problem = self.graph, self.problem
+        self.op_variables: list[int] = []
+        self.op_choices: list[list[Strategy]] = []
+        for index, op in enumerate(graph.ops):
+            choices, table = self.costs.strategies(op)
+            variable = problem.variable(len(choices))
+            problem.layers[variable] = self.layer_of[index]
+            problem.add((variable,), table)
+            self.op_variables.append(variable)
+            self.op_choices.append(choices)
+        self.value_variables = [-1] * len(graph.values)
+        self.value_layouts: list[tuple[Layout, ...]] = [()] * len(graph.values)
+        for number in range(len(graph.values)):
+            self._value(number)
+        for number, value in enumerate(graph.values):
+            if value.rewrites >= 0:
+                self._tie(number, value.rewrites)
+        return MeshProblem(
+            graph,
+            self.costs,
+            problem,
+            self.op_variables,
+            self.op_choices,
+            self.value_variables,
+            self.value_layouts,
+        )
+
+    def _value(self, number: int) -> None:
+        graph, problem, tables = self.graph, self.problem, self.costs.conversions
+        value = graph.values[number]
+        taken = [self.costs.side(graph.ops[op], position, "operands") for op, position in value.uses]
+        produced: tuple[Layout, ...] = ()
+        maker = -1
+        if value.producer >= 0:
+            op = graph.ops[value.producer]
+            produced = self.costs.side(op, op.results.index(number), "results")
+            maker = self.op_variables[value.producer]
+        layers = {self.layer_of[op] for op, _ in value.uses} | (
+            {self.layer_of[value.producer]} if value.producer >= 0 else set()
+        )
+        if not self._needs_variable(number, value, layers):
+            if value.uses:
+                reader = self.op_variables[value.uses[0][0]]
+                problem.add((maker, reader), tables.table(produced, taken[0], value.nbytes))
+            return
+        layouts = self._domain(number, value, produced, taken)
+        variable = self.value_variables[number] = problem.variable(len(layouts))
+        self.value_layouts[number] = layouts
+        problem.layers[variable] = layers.pop() if len(layers) == 1 else -1
+        if maker >= 0:
+            problem.add((maker, variable), tables.table(produced, layouts, value.nbytes))
+        for (user, _), side in zip(value.uses, taken):
+            problem.add((variable, self.op_variables[user]), tables.table(layouts, side, value.nbytes))
+
+    def _needs_variable(self, number: int, value: PlanValue, layers: set[int]) -> bool:
+        return (
+            value.kind is not None
+            or value.returned
+            or len(value.uses) > 1
+            or value.rewrites >= 0
+            or len(layers) > 1
+            or number in self.pins
+            or number in self.keep
+        )
+
+    def _domain(
+        self,
+        number: int,
+        value: PlanValue,
+        produced: tuple[Layout, ...],
+        taken: Sequence[tuple[Layout, ...]],
+    ) -> tuple[Layout, ...]:
+        """The layouts that a value may lie in: what readers take, what its operation makes, and whole."""
+        rank = len(value.shape)
+        found = dict.fromkeys([replicated(rank)])
+        for side in taken:
+            found.update(dict.fromkeys(side))
+        for layout in produced:
+            found[layout] = None
+            found[Layout(layout.dims)] = None
+        fixed = value.kind is not None or value.returned
+        layouts = [x for x in found if not (fixed and x.pending)]
+        if value.kind is not None:  # of layouts that cost the same the one that takes the least memory
+            layouts.sort(key=lambda x: -x.parts(self.costs.sizes))
+        pin = self.pins.get(number)
+        return tuple(layouts) if pin is None else pin(tuple(layouts))
+
+    def _tie(self, number: int, argument: int) -> None:
+        """The new value of an argument lies as the argument."""
+        mine, other = self.value_layouts[number], self.value_layouts[argument]
+        key = ("tie", mine, other)
+        table = self.costs.tables.get(key)
+        if table is None:
+            equal = [[x == y for y in other] for x in mine]
+            table = self.costs.tables[key] = np.where(equal, 0, FORBIDDEN).astype(np.int64)
+        self.problem.add((self.value_variables[number], self.value_variables[argument]), table)
