@@ -2,5 +2,6 @@
 
 from topo_opt.collectives.model import CollectiveCost, CollectiveModel
 from topo_opt.collectives.schedule import KINDS
+from topo_opt.collectives.simulate import Simulated, simulate
 
-__all__ = ["KINDS", "CollectiveCost", "CollectiveModel"]
+__all__ = ["KINDS", "CollectiveCost", "CollectiveModel", "Simulated", "simulate"]

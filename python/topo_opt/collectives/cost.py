@@ -1,10 +1,14 @@
 """The time of a schedule: latencies, and bytes over the link that is loaded most, with every link's load counted from routes.
 
-A step takes the longest latency among its moves plus the largest quotient of a link's bytes and its rate. In a pipelined
-phase the latencies of all stages add up, and the last chunk follows behind:
+A step takes the longest latency among its moves plus the largest quotient of a link's bytes and its rate. Steps of a ring
+don't wait for each other: either data go round, hop by hop, or the slowest link is busy all the time. In a pipelined phase
+the latencies of all stages add up, and the last chunk follows behind:
 
     step      alpha + max over links (bytes / rate)
-    pipeline  sum of alpha + max over links (bytes / rate) + (stages - 1) * (time of one chunk)
+    ring      max (sum over hops (alpha + bytes / rate), alpha + steps * max over links (bytes / rate))
+    pipeline  sum of alpha + max over links (bytes / rate) + sum over all stages but one (time of a chunk)
+
+On a uniform ring the first two are the same.
 
 A library adds the launch and a base latency to each call, and a way out of its buffers (`Library.drained`).
 """
@@ -17,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from topo_opt.collectives.network import Network, Route
+from topo_opt.collectives.network import Network
 from topo_opt.collectives.protocols import Protocol, RouteClass
-from topo_opt.collectives.schedule import Phase, Schedule, chunks_of
+from topo_opt.collectives.schedule import Move, Phase, Schedule, chunks_of
 
 CHUNK_BYTES = 262144
 """Chunks of pipelined phases without a library, which has a size of its own."""
@@ -35,7 +39,9 @@ class _Terms:
     steps: int
     stages: int  # 0: not pipelined
     hops_s: Mapping[str, float]  # latency of all steps or stages, by protocol
+    hop_s: Mapping[str, float]  # the longest latency, by protocol
     loaded_s: float  # of the busiest link, a byte of the collective, one step
+    path_s: float  # of moves one behind the other, a byte of the collective, all steps
     share: float  # the largest move
     move_s: float  # the slowest move by itself, a byte of the collective
     busiest: int  # resource
@@ -87,15 +93,20 @@ class ScheduleCost:
         self.loads += load * phase.steps
         seconds = load / rates
         busiest = int(np.argmax(seconds))
-        alone = np.maximum.reduceat(shares / rates[crossed], np.cumsum([0, *counts[:-1]]))
+        starts = np.cumsum([0, *counts[:-1]])
+        alone = np.maximum.reduceat(shares / rates[crossed], starts)
+        shared = np.maximum.reduceat(seconds[crossed], starts).tolist()
+        hops = {
+            name: [self._network.hop_s(route, protocol) for route in routes]
+            for name, protocol in self._protocols.items()
+        }
         return _Terms(
             steps=phase.steps,
             stages=phase.stages if phase.pipelined else 0,
-            hops_s={
-                name: _hops(phase, [_hop(protocol, route) for route in routes])
-                for name, protocol in self._protocols.items()
-            },
+            hops_s={name: _hops(phase, each) for name, each in hops.items()},
+            hop_s={name: max(each) for name, each in hops.items()},
             loaded_s=float(seconds[busiest]),
+            path_s=_hops(phase, alone.tolist() if phase.pipelined else shared),
             share=max(move.share for move in phase.moves),
             move_s=float(alone.max()),
             busiest=busiest,
@@ -115,25 +126,35 @@ class ScheduleCost:
             key=lambda timed: timed.seconds,
         )
 
+    def protocol(self, name: str) -> Protocol | None:
+        """The protocol of that name; None without a library."""
+        return self._protocols[name]
+
+    def start_s(self, name: str) -> float:
+        """What passes before anything moves: the launch, and the base latency of the protocol."""
+        protocol = self._protocols[name]
+        return self._launch_s + protocol.base_ns.value * 1e-9 if protocol else 0.0
+
     def _seconds(self, nbytes: float, name: str, protocol: Protocol | None) -> float:
         scaled = nbytes if protocol is None else nbytes / protocol.rate_share.value
         total, library = 0.0, self._network.library
         for terms in self._phases:
-            total += terms.hops_s[name]
             if terms.stages:
                 chunks = chunks_of(
                     terms.share, nbytes, library.tree_chunk_bytes.value if library else CHUNK_BYTES
                 )
-                total += scaled * (terms.loaded_s + (terms.stages - 1) / chunks * terms.move_s)
+                behind = (terms.path_s - terms.move_s) / chunks
+                total += terms.hops_s[name] + scaled * (terms.loaded_s + behind)
             else:
-                total += scaled * terms.loaded_s * terms.steps
+                path = terms.hops_s[name] + scaled * terms.path_s
+                total += max(path, terms.hop_s[name] + scaled * terms.loaded_s * terms.steps)
         if protocol is None or library is None:
             return total
         last = self._phases[-1]
         if protocol.drains and not last.stages:
             slowest = max(last.classes, key=_CLASSES.index)
             total += scaled * last.loaded_s * library.drained(last.share * nbytes, slowest)
-        return total + self._launch_s + protocol.base_ns.value * 1e-9
+        return total + self.start_s(name)
 
 
 def _protocols(schedule: Schedule, network: Network) -> dict[str, Protocol | None]:
@@ -145,29 +166,38 @@ def _protocols(schedule: Schedule, network: Network) -> dict[str, Protocol | Non
     return dict(library.protocols)
 
 
-def _hop(protocol: Protocol | None, route: Route) -> float:
-    """Latency of a transfer: what the library needs for it, which includes the links, or what the links state if that is more."""
-    if protocol is None or route.route_class not in protocol.hop_ns:
-        return route.latency_s
-    return max(protocol.hop_ns[route.route_class].value * 1e-9, route.latency_s)
-
-
 def _hops(phase: Phase, hops_s: list[float]) -> float:
     """Latency of a phase.
 
-    Data that go round a ring cross each of its hops once: their mean counts, not the longest in every step.
+    Data that go round a ring cross one hop after the other: the dearest run of as many hops as there are steps counts, not
+    the longest hop in every step.
     """
     if phase.ring:
-        rings: dict[tuple[str, int], list[float]] = {}
-        first: dict[str, str] = {}
-        for move, hop in zip(phase.moves, hops_s):
-            group = first.setdefault(move.source, first.get(move.target, move.source))
-            first.setdefault(move.target, group)
-            rings.setdefault((group, move.channel), []).append(hop)
-        return phase.steps * max(sum(hops) / len(hops) for hops in rings.values())
+        return max(_round(hops, phase.steps) for hops in _cycles(phase, hops_s))
     if not phase.pipelined:
         return phase.steps * max(hops_s)
-    slowest: dict[int, float] = {}
+    slowest: dict[int, dict[int, float]] = {}
     for move, hop in zip(phase.moves, hops_s):
-        slowest[move.stage] = max(slowest.get(move.stage, 0.0), hop)
-    return sum(slowest.values())
+        channel = slowest.setdefault(move.channel, {})
+        channel[move.stage] = max(channel.get(move.stage, 0.0), hop)
+    return max(sum(channel.values()) for channel in slowest.values())
+
+
+def _cycles(phase: Phase, hops_s: list[float]) -> list[list[float]]:
+    cycles: list[list[float]] = []
+    last: Move | None = None
+    for move, hop in zip(phase.moves, hops_s):
+        if last is None or last.target != move.source or last.channel != move.channel:
+            cycles.append([])
+        cycles[-1].append(hop)
+        last = move
+    return cycles
+
+
+def _round(hops: list[float], steps: int) -> float:
+    rounds, rest = divmod(steps, len(hops))
+    total = rounds * sum(hops)
+    if rest:
+        sums = np.cumsum([0.0, *hops, *hops])
+        total += float((sums[rest : rest + len(hops)] - sums[: len(hops)]).max())
+    return total

@@ -13,6 +13,7 @@ from topo_opt.collectives.correction import Correction, Observation, Signature, 
 from topo_opt.collectives.cost import NONE, ScheduleCost
 from topo_opt.collectives.network import Edge, Network
 from topo_opt.collectives.orders import Orders
+from topo_opt.collectives.protocols import Protocol
 from topo_opt.collectives.schedule import KINDS, Kind, Schedule, merged
 from topo_opt.errors import InputError
 from topo_opt.topology.schema import Topology
@@ -32,6 +33,16 @@ _STAGES: dict[Kind, tuple[tuple[Kind, str, str], ...]] = {
     "reduce_scatter": (("reduce_scatter", "inside", "whole"), ("reduce_scatter", "across", "part")),
     "all_to_all": (("all_to_all", "inside", "whole"), ("all_to_all", "across", "whole")),
 }
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a library: what it moves, of how many bytes, by which protocol, and what it takes before anything moves."""
+
+    schedule: Schedule
+    nbytes: float
+    protocol: Protocol | None
+    start_s: float
 
 
 @dataclass(frozen=True)
@@ -62,9 +73,13 @@ class CollectiveCost:
         return out
 
     @property
-    def schedules(self) -> tuple[tuple[Schedule, float], ...]:
-        """What the algorithm moves, call by call, each with its size in bytes."""
-        return tuple((cost.schedule, nbytes) for cost, nbytes in self._loads)
+    def calls(self) -> tuple[Call, ...]:
+        """What the algorithm moves, call by call."""
+        out = []
+        for cost, nbytes in self._loads:
+            name = cost.at(nbytes).protocol
+            out.append(Call(cost.schedule, nbytes, cost.protocol(name), cost.start_s(name)))
+        return tuple(out)
 
     def why(self) -> str:
         """One line: the choice, what bounds it, and the runner-up."""

@@ -11,7 +11,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from topo_opt.collectives.protocols import Library, RouteClass, route_class
+from topo_opt.collectives.protocols import Library, Protocol, RouteClass, route_class
 from topo_opt.errors import InputError
 from topo_opt.topology.graph import PATH_CLASSES, class_of_route, link_graph, routes_from
 from topo_opt.topology.schema import Topology
@@ -93,6 +93,12 @@ class Network:
             return resource.sustained_bytes_per_s
         efficiency = self.library.efficiency(resource.kind)
         return min(resource.sustained_bytes_per_s, efficiency * resource.bytes_per_s)
+
+    def hop_s(self, route: Route, protocol: Protocol | None) -> float:
+        """Latency of a transfer: what the library needs for it, the links included, or what the links state if that is more."""
+        if protocol is None or route.route_class not in protocol.hop_ns:
+            return route.latency_s
+        return max(protocol.hop_ns[route.route_class].value * 1e-9, route.latency_s)
 
     @cached_property
     def host_of(self) -> dict[str, int]:

@@ -32,9 +32,10 @@ class Move:
 class Phase:
     """Moves that happen together, `steps` times.
 
-    Without `pipelined` a device starts a step when its own moves of the step before, and those to it, have arrived. With it
-    the bytes are cut into chunks that follow each other through the stages. A phase starts on a device when its moves of the
-    phase before have arrived. In a `ring` every channel of a group is one cycle.
+    Without `pipelined` a device starts a step of a channel when its own moves of the step before have left, and those to it
+    have arrived. With it the bytes are cut into chunks that follow each other through the stages. A phase starts on a device
+    when all moves from and to it in the phase before have arrived. In a `ring` the moves of each channel of each group are a
+    cycle, in its order.
     """
 
     moves: tuple[Move, ...]
