@@ -39,11 +39,12 @@ def faults(topology: Topology) -> Iterator[Fault]:
 
 def _duplicates(topology: Topology) -> Iterator[Fault]:
     seen: Counter[str] = Counter()
-    for part, things in (("devices", topology.devices), ("nodes", topology.nodes)):
-        for i, thing in enumerate(things):
-            seen[thing.id] += 1
-            if seen[thing.id] > 1:
-                yield f"/{part}/{i}/id", f"'{thing.id}' is the id of an earlier device or node"
+    ids = [(f"/devices/{i}/id", device.id) for i, device in enumerate(topology.devices)]
+    ids += [(f"/nodes/{i}/id", node.id) for i, node in enumerate(topology.nodes)]
+    for pointer, identifier in ids:
+        seen[identifier] += 1
+        if seen[identifier] > 1:
+            yield pointer, f"'{identifier}' is the id of an earlier device or node"
     for name, times in Counter(topology.compute).items():
         if times > 1:
             yield "/compute", f"'{name}' is named {times} times"

@@ -8,6 +8,7 @@ from topo_opt.topology.figures import DType, Identifier, Latency, Rate, Size, St
 
 PciId = Annotated[str, Field(pattern=r"^[0-9a-f]{4}:[0-9a-f]{4}$")]
 Parts = Annotated[int, Field(ge=1, le=1024)]
+PathClass = Literal["LOC", "NVL", "XGMI", "HCCS", "C2C", "PIX", "PXB", "PHB", "NODE", "SYS", "NET", "DIS"]
 PortKind = Literal["pcie", "nvlink", "c2c", "xgmi", "hccs"]
 
 
@@ -93,6 +94,20 @@ class Port(Strict):
     )
 
 
+class PeerAccess(Strict):
+    """How far a GPU reaches into another one's memory. Beyond it, data are staged: copied to host memory and from there.
+
+    The classes are those of `graph.path_class`, and the limit means what NCCL_P2P_LEVEL means: `LOC` is no peer access.
+    """
+
+    farthest: PathClass
+    source: Text
+    staged_bytes_per_s: Rate | None = Field(
+        default=None, description="what one staged transfer reaches where it is below the links' rates"
+    )
+    staged_latency_ns: Latency | None = None
+
+
 class Recognition(Strict):
     """What a model is called in dumps of machines."""
 
@@ -126,6 +141,9 @@ class DeviceFigures(Strict):
     dies: Dies | None = None
     partition_modes: tuple[PartitionMode, ...] = Field(default=(), max_length=32)
     ports: tuple[Port, ...] = Field(default=(), max_length=8)
+    peer_access: PeerAccess | None = Field(
+        default=None, description="what machines of this model have unless they say otherwise"
+    )
     recognised_by: Recognition | None = None
 
     def ops_per_s(self, dtype: str) -> float:

@@ -8,7 +8,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from topo_opt.topology.device import Cores, Device, DeviceFigures, Launch, Memory, Target
+from topo_opt.topology.device import (
+    Cores,
+    Device,
+    DeviceFigures,
+    Launch,
+    Memory,
+    PathClass,
+    PeerAccess,
+    Target,
+)
 from topo_opt.topology.figures import Identifier, Latency, Rate, Size, Strict, Text
 from topo_opt.topology.measured import Measurements
 
@@ -21,6 +30,7 @@ __all__ = [
     "Link",
     "Memory",
     "Node",
+    "PathClass",
     "PeerAccess",
     "Rate",
     "Size",
@@ -34,7 +44,6 @@ MAX_NODES = 16384
 MAX_LINKS = 65536
 NodeKind = Literal["nvswitch", "pcie_switch", "root_complex", "numa", "nic", "net_switch"]
 LinkKind = Literal["pcie", "nvlink", "c2c", "xgmi", "hccs", "fabric", "smp", "network"]
-PathClass = Literal["LOC", "NVL", "XGMI", "HCCS", "C2C", "PIX", "PXB", "PHB", "NODE", "SYS", "NET", "DIS"]
 
 
 Lanes = Annotated[int, Field(ge=1, le=4096)]
@@ -63,20 +72,6 @@ class Link(Strict):
     )
     latency_ns: Latency | None = Field(default=None, description="of one crossing of the link")
     lanes: Lanes | None = Field(default=None, description="links or lanes that this one bundles")
-
-
-class PeerAccess(Strict):
-    """How far a GPU reaches into another one's memory. Beyond it, data are staged: copied to host memory and from there.
-
-    The classes are those of `graph.path_class`, and the limit means what NCCL_P2P_LEVEL means: `LOC` is no peer access.
-    """
-
-    farthest: PathClass
-    source: Text
-    staged_bytes_per_s: Rate | None = Field(
-        default=None, description="what one staged transfer reaches where it is below the links' rates"
-    )
-    staged_latency_ns: Latency | None = None
 
 
 class Topology(Strict):

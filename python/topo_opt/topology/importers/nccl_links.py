@@ -1,0 +1,117 @@
+"""The links between GPUs that NCCL's XML lists under each `<gpu>`: NVLink, XGMI, and NVLink-C2C to the processor."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from xml.etree.ElementTree import Element
+
+from topo_opt.topology.importers.sketch import Sketch, lane_rate, lanes_of, nvlink_figures, port_figures
+from topo_opt.topology.importers.xml_input import whole
+
+_SWITCH_CLASS = "0680"
+_GPU_CLASSES = ("0300", "0302", "0380", "1200")
+_C2C_UNIT = 1e6  # NCCL gives the rate of one C2C link in MB/s
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One `<nvlink>` or `<xgmi>`: from a GPU to a device of some class, so many links."""
+
+    gpu: str
+    kind: str
+    target: str
+    target_class: str
+    count: int
+
+
+def wire_gpu_links(
+    sketch: Sketch, gpus: dict[Element, str], numa_of: dict[str, str], *, to_processors: bool
+) -> None:
+    """Adds the links of all GPUs.
+
+    Args:
+        gpus: the `<pci>` of GPUs with their ids.
+        numa_of: the NUMA node of each GPU.
+        to_processors: whether NVLinks may end at a processor, as on POWER9.
+    """
+    by_bus = {pci.get("busid", "").lower(): gpu for pci, gpu in gpus.items()}
+    direct: dict[tuple[str, str, str], int] = {}
+    switched: dict[str, int] = {}
+    for entry in _entries(sketch, gpus):
+        peer = by_bus.get(entry.target)
+        if peer is None and (entry.target_class == "" or entry.target_class.startswith(_SWITCH_CLASS)):
+            # A target that the machine does not show has no class; NCCL takes it for an NVSwitch.
+            switched[entry.gpu] = switched.get(entry.gpu, 0) + entry.count
+        elif peer == entry.gpu:
+            sketch.note(
+                f"{entry.count} {entry.kind}s of {entry.gpu} lead to itself in the file: where they lead is not known"
+            )
+        elif peer is not None:
+            key = (entry.gpu, peer, entry.kind)
+            direct[key] = direct.get(key, 0) + entry.count
+        elif entry.target_class.startswith(_GPU_CLASSES) or not to_processors:
+            sketch.note(
+                f"{entry.count} {entry.kind}s of {entry.gpu} lead to {entry.target[:20]} of class "
+                f"{entry.target_class[:8]}, which is neither a GPU of the file nor an NVSwitch: left out"
+            )
+        else:
+            _to_processor(sketch, entry, numa_of[entry.gpu])
+    _wire_switched(sketch, switched)
+    _wire_direct(sketch, direct)
+    for pci, gpu in gpus.items():
+        for c2c in pci.iter("c2c"):
+            rate = (whole(c2c, "bw", 0) or 0) * (whole(c2c, "count", 1) or 1) * _C2C_UNIT
+            if rate > 0:
+                sketch.wire_at(gpu, numa_of[gpu], "c2c", rate, "the rate of <c2c> in the dump")
+
+
+def _entries(sketch: Sketch, gpus: dict[Element, str]) -> Iterator[_Entry]:
+    for pci, gpu in gpus.items():
+        for element in pci.iter():
+            if element.tag not in ("nvlink", "xgmi"):
+                continue
+            count = whole(element, "count", 1) or 0
+            target_class = element.get("tclass", "").lower().removeprefix("0x")
+            if count > 0:
+                yield _Entry(gpu, element.tag, element.get("target", "").lower(), target_class, count)
+            else:
+                sketch.note(f"{element.tag}s of {gpu} are down")
+
+
+def _wire_switched(sketch: Sketch, switched: dict[str, int]) -> None:
+    if not switched:
+        return
+    # NCCL takes all NVSwitches of a machine for one; so does a topology, since traffic is spread over them evenly.
+    sketch.node("nvs", "nvswitch")
+    for gpu, count in sorted(switched.items(), key=lambda item: int(item[0].removeprefix("gpu"))):
+        most = lanes_of(sketch.gpus[gpu], "nvlink")
+        if most is not None and count > most:
+            sketch.note(f"{gpu} has {count} NVLinks in the file and {most} by its model: {most} are taken")
+            count = most
+        elif most is not None and count < most:
+            sketch.note(f"{gpu} has {count} of {most} NVLinks: the others are down or not in the file")
+        sketch.wire(gpu, "nvs", nvlink_figures(sketch.gpus[gpu], count), count)
+
+
+def _wire_direct(sketch: Sketch, direct: dict[tuple[str, str, str], int]) -> None:
+    done = set()
+    for (gpu, peer, kind), count in sorted(direct.items()):
+        if (peer, gpu, kind) in done:
+            continue
+        done.add((gpu, peer, kind))
+        back = direct.get((peer, gpu, kind), count)
+        if back != count:
+            sketch.note(
+                f"{gpu} has {count} {kind}s to {peer}, which has {back} back: {min(count, back)} are taken"
+            )
+        lanes = min(count, back)
+        hints = sketch.gpus[gpu]
+        figures = (
+            nvlink_figures(hints, lanes) if kind == "nvlink" else port_figures(hints, "xgmi", "xgmi-mi200")
+        )
+        sketch.wire(gpu, peer, figures, lanes)
+
+
+def _to_processor(sketch: Sketch, entry: _Entry, numa: str) -> None:
+    figures = nvlink_figures(sketch.gpus[entry.gpu], entry.count)
+    source = f"{entry.count} NVLinks to the processor in the dump, each with the rate of {figures}"
+    sketch.wire_at(entry.gpu, numa, "c2c", lane_rate(figures) * entry.count, source)
