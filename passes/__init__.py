@@ -16,6 +16,7 @@ PASSES = {
     "topo-raise-masks": "topo_opt.passes.ingest.raise_masks:RaiseMasks",
     "topo-count-recognised": "topo_opt.passes.ingest.count_recognised:CountRecognised",
     "topo-bubble-up-slices": "topo_opt.passes.schedule.bubble_up_slices:BubbleUpSlices",
+    "topo-plan-shardings": "topo_opt.passes.shard.plan_shardings:PlanShardings",
     "topo-propagate-shardings": "topo_opt.passes.shard.propagate_shardings:PropagateShardings",
     "topo-partition": "topo_opt.passes.shard.partition:Partition",
     "topo-channels-last": "topo_opt.passes.schedule.channels_last:ChannelsLast",

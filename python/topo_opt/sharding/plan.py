@@ -39,13 +39,15 @@ class PlanOptions:
     """What the user asks for.
 
     Args:
-        devices: how many devices to use; None leaves it to the planner.
+        devices: how many devices may be used; None for all that the machine has.
         objective: `latency` of one call, or calls a second (`throughput`).
         memory_limit: bytes of one device that a plan may take; None for a share of what the device has.
         mesh: this mesh and no other.
         pins: how some tensors must lie.
         stages: whether pipelines are considered.
         max_axes: axes of a mesh.
+        whole_results: every device ends up with all of each result; otherwise results lie as is cheapest. State always
+            lies as it came in.
     """
 
     devices: int | None = None
@@ -55,6 +57,7 @@ class PlanOptions:
     pins: tuple[pinning.ShardingPin, ...] = ()
     stages: bool = True
     max_axes: int = 2
+    whole_results: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,8 +146,7 @@ class _Planner:
                     f"the mesh names '{unknown[0]}'", hint=f"devices are {', '.join(self.prices.devices[:8])}"
                 )
             return [given]
-        fixed = self.options.devices is not None and not self.options.stages
-        counts = [total] if fixed else counts_up_to(total)
+        counts = counts_up_to(total)
         if len(self.prices.devices) > 1:
             return candidate_meshes(self.prices, self.near, counts, self.options.max_axes)
         return [make_mesh((1,), self.prices.devices)]
@@ -164,7 +166,13 @@ class _Planner:
             self._pass(mesh, "its work alone takes longer than the best plan")
             return
         pins = pinning.resolve(self.options.pins, self.graph, mesh)
-        problem = build(self.graph, costs, pins=pins, layer_of=self.layer_of)
+        problem = build(
+            self.graph,
+            costs,
+            pins=pins,
+            layer_of=self.layer_of,
+            whole_results=self.options.whole_results,
+        )
         fitting = Fitting(problem)
         try:
             free = fitting.free()
@@ -180,17 +188,19 @@ class _Planner:
         replicas = most if self.options.objective == "throughput" else 1
         seconds = free.solution.cost / PICOSECONDS
         if self.best is not None and seconds / replicas >= self._value(self.best):
-            self._note(mesh, 1, replicas, free, seconds, seconds, "slower than the best plan")
+            self._note(mesh, 1, replicas, free, seconds, seconds / replicas, "slower than the best plan")
             return None
         fit = fitting.within(limit, free)
         seconds = fit.solution.cost / PICOSECONDS
         if not fit.fits:
             if self.smallest is None or fit.memory.total < self.smallest[0].memory.total:
                 self.smallest = (fit, mesh, limit)
-            self._note(mesh, 1, replicas, fit, seconds, seconds, f"does not fit into {gigabytes(limit)}")
+            self._note(
+                mesh, 1, replicas, fit, seconds, seconds / replicas, f"does not fit into {gigabytes(limit)}"
+            )
             return None
         if not fit.solution.feasible:
-            self._note(mesh, 1, replicas, fit, seconds, seconds, "the pins cannot be kept together")
+            self._note(mesh, 1, replicas, fit, None, None, "the pins cannot be kept together")
             return None
         self._offer(problem, fit, limit, None, (mesh.devices,), replicas, seconds, seconds)
         return fit

@@ -118,16 +118,16 @@ def build(
     *,
     pins: Mapping[int, Pin] | None = None,
     layer_of: Sequence[int] | None = None,
-    keep: frozenset[int] = frozenset(),
+    whole_results: bool = False,
 ) -> MeshProblem:
     """The problem of `graph` on the mesh of `costs`.
 
     Args:
         pins: value -> which layouts it may lie in.
         layer_of: layer of every operation, -1 outside.
-        keep: values that get a variable of their own although nothing else asks for one.
+        whole_results: results lie whole on every device.
     """
-    return _Builder(graph, costs, pins or {}, layer_of, keep).build()
+    return _Builder(graph, costs, pins or {}, layer_of, whole_results).build()
 
 
 class _Builder:
@@ -137,9 +137,10 @@ class _Builder:
         costs: Costs,
         pins: Mapping[int, Pin],
         layer_of: Sequence[int] | None,
-        keep: frozenset[int],
+        whole_results: bool,
     ):
-        self.graph, self.costs, self.pins, self.keep = graph, costs, pins, keep
+        self.graph, self.costs, self.pins = graph, costs, pins
+        self.whole_results = whole_results
         self.layer_of = layer_of or [-1] * len(graph.ops)
         self.problem = Problem()
 
@@ -206,7 +207,6 @@ class _Builder:
             or value.rewrites >= 0
             or len(layers) > 1
             or number in self.pins
-            or number in self.keep
         )
 
     def _domain(
@@ -228,6 +228,8 @@ class _Builder:
         layouts = [x for x in found if not (fixed and x.pending)]
         if value.kind is not None:  # of layouts that cost the same the one that takes the least memory
             layouts.sort(key=lambda x: -x.parts(self.costs.sizes))
+        if self.whole_results and value.returned and value.rewrites < 0 and value.kind is None:
+            layouts = [replicated(rank)]
         pin = self.pins.get(number)
         return tuple(layouts) if pin is None else pin(tuple(layouts))
 

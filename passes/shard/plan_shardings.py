@@ -1,0 +1,66 @@
+"""`topo-plan-shardings`: chooses a mesh and a sharding for every tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from topo_opt.errors import InputError
+from topo_opt.passes.base import Pass, PassFailure, fail
+from topo_opt.passes.shard.propagate_shardings import shardable
+from topo_opt.sharding.annotate import annotate, read_mesh, write_mesh
+from topo_opt.sharding.named import parse_mesh
+from topo_opt.sharding.pins import ShardingPin
+from topo_opt.sharding.plan import PlanOptions, plan_topology
+from topo_opt.sharding.plan_reading import read_plan_graph
+from topo_opt.sharding.plan_result import sharding_plan
+from topo_opt.topology import load
+
+
+@dataclass(frozen=True)
+class PlanShardings(Pass):
+    """Writes the cheapest plan for a machine as annotations of the `shard` dialect.
+
+    `func.func @main(%x: tensor<8x64xf32>, ...)` with topology=hgx-h100-x8
+      -->
+    `shard.grid @mesh(shape = 8) ...`, `%s = shard.sharding @mesh split_axes = [[0]]`, `%y = shard.shard %x to %s`, ...
+
+    Options: `topology` by name or file; `devices`, how many may be used; `objective` latency or throughput; `memory-limit` in bytes of one device; `mesh` such as `x=2,y=4` for this mesh and no
+    other; `pin` such as `layers.*.q.weight=x,_`, several separated by `;`; `results` whole where every device is to have
+    all of each result. A module that already has a grid keeps it. A module has one function: shardings of several that
+    share parameters would have to agree.
+    """
+
+    name = "topo-plan-shardings"
+    topology: str = "hgx-h100-x8"
+    devices: int | None = None
+    objective: Literal["latency", "throughput"] = "latency"
+    memory_limit: int | None = None
+    mesh: str | None = None
+    pin: str = ""
+    results: Literal["any", "whole"] = "any"
+
+    def apply(self, module: Any) -> None:
+        functions = list(shardable(module.operation))
+        if len(functions) != 1:
+            fail(module, f"the module has {len(functions)} functions to plan, one was expected")
+        try:
+            machine = load(self.topology)
+            mesh = parse_mesh(self.mesh, machine.compute) if self.mesh else read_mesh(module.operation)
+            options = PlanOptions(
+                devices=self.devices,
+                objective=self.objective,
+                memory_limit=self.memory_limit,
+                mesh=mesh,
+                pins=tuple(ShardingPin.parse(p) for p in self.pin.split(";") if p.strip()),
+                stages=False,
+                whole_results=self.results == "whole",
+            )
+            made = sharding_plan(plan_topology(read_plan_graph(functions[0]), machine, options))
+        except InputError as error:
+            raise PassFailure(
+                error.message, location=functions[0].operation.location, hint=error.hint
+            ) from None
+        with module.context:
+            write_mesh(module.operation, made.mesh)
+            annotate(functions[0], made)
