@@ -170,10 +170,19 @@ def _wire_tree(sketch: Sketch, matrix: Matrix, groups: dict[str, _Groups], ids: 
                         _wire_pcie(sketch, place, above, members, ids)
                     for label in members:
                         _wire_pcie(sketch, ids[label], place, (label, *members), ids)
-    for a, b in combinations(numas, 2):
-        sketch.wire(a, b, UNKNOWN)
+    _wire_sockets(sketch, numas)
     if len(numas) > 1:
         sketch.note("the matrix does not name the processors: the rate between NUMA nodes is nominal")
+
+
+def _wire_sockets(sketch: Sketch, numas: list[str]) -> None:
+    """Links between NUMA nodes; the parts of a split one (`numa0.1`) share those of its first part."""
+    whole = [numa for numa in numas if "." not in numa]
+    for a, b in combinations(whole, 2):
+        sketch.wire(a, b, UNKNOWN)
+    for part in numas:
+        if part not in whole:
+            sketch.wire(part, part.partition(".")[0], UNKNOWN)
 
 
 def _numa_id(sketch: Sketch, matrix: Matrix, domain: tuple[str, ...]) -> str:
