@@ -19,6 +19,8 @@ PASSES = {
     "topo-plan-shardings": "topo_opt.passes.shard.plan_shardings:PlanShardings",
     "topo-propagate-shardings": "topo_opt.passes.shard.propagate_shardings:PropagateShardings",
     "topo-partition": "topo_opt.passes.shard.partition:Partition",
+    "topo-lower-slices": "topo_opt.passes.shard.lower_slices:LowerSlices",
+    "topo-outline-collectives": "topo_opt.passes.shard.outline_collectives:OutlineCollectives",
     "topo-channels-last": "topo_opt.passes.schedule.channels_last:ChannelsLast",
     "topo-repeat-reads": "topo_opt.passes.schedule.repeat_reads:RepeatReads",
     "topo-sink-row-scale": "topo_opt.passes.schedule.sink_row_scale:SinkRowScale",

@@ -37,7 +37,11 @@ def check(arguments: argparse.Namespace) -> None:
     for path in sources.values():
         if not path.exists():
             raise InputError(f"{path} does not exist")
-    topology.load(arguments.topology)
+    machine = topology.load(arguments.topology)
+    if arguments.mesh is not None or arguments.shard:
+        from topo_opt.sharding.split_passes import split_passes
+
+        split_passes(arguments.topology, machine, arguments.mesh, arguments.shard)
     Settings.of(
         arguments.level,
         arguments.tune,

@@ -69,6 +69,8 @@ _MODEL_ONLY = {
     "tuning_cache": "--tuning-cache",
     "tuning_data": "--tuning-data",
     "tuning_time": "--tuning-time",
+    "mesh": "--mesh",
+    "shard": "--shard",
 }
 _DESCRIPTIONS = {
     "version": "versions",
@@ -187,6 +189,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     model.add_argument(
         "--trust-model", action="store_true", help="skip the scan of the .pt2: its content may run code"
+    )
+    split = parser.add_argument_group("several devices (.pt2)")
+    split.add_argument(
+        "--mesh",
+        metavar="AXIS=N,...",
+        help="split the model over these axes, a process for each place: data=2,model=4",
+    )
+    split.add_argument(
+        "--shard",
+        action="append",
+        default=[],
+        metavar="NAME=AXIS,_",
+        help="how tensors of this name (* and ? as in file names) are split, one entry a dimension; the rest follows; may be repeated",
     )
     tuning = parser.add_argument_group("tuning of kernels (.pt2)")
     tuning.add_argument(

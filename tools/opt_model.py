@@ -37,11 +37,14 @@ def run(arguments: argparse.Namespace) -> int:
         tuning_cache=arguments.tuning_cache,
         tuning_data=arguments.tuning_data,
         tuning_time_s=arguments.tuning_time,
+        mesh=arguments.mesh,
+        shard=tuple(arguments.shard),
         instruments=lambda: instruments_of(arguments),
         phase=Progress(quiet=arguments.quiet).phase,
     )
     if arguments.dump_pass_pipeline:
-        print(levels.pipeline(options.level, topology=options.topology), file=sys.stderr)
+        text = levels.pipeline(options.level, topology=options.topology, split=options.split)
+        print(text, file=sys.stderr)
     if writes_bundle(arguments):
         return _bundle(arguments, sources, options)
     what = _TEXT_AFTER[arguments.to] if arguments.to else arguments.emit

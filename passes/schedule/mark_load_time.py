@@ -18,7 +18,7 @@ from topo_opt.structured.access import RESHAPES
 
 _MOST_GROWTH = 2
 """Bytes of results for each byte of operands, at most: they stay in memory besides the weights that they were made from."""
-_SETTLED = ("param", "constant")
+_SETTLED = ("param", "constant", "coordinate")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class MarkLoadTime(Pass):
 
     `%1 = call @k_loops_01(%weight)`  -->  `%1 = call @k_loops_01(%weight) {topo.at_load = "5b0c..."}`
 
-    Such operands are parameters and constants that no function rewrites, views of them, and results of calls that are marked.
+    Such operands are parameters and constants that no function rewrites, the place of a device on the mesh, views of them, and results of calls that are marked.
     The plan computes the results when it is loaded and keeps them; calls with the same digest share them, in every function
     and bucket. What computes more than one value for each element of its operands stays: a weight that a kernel widens for
     itself is read faster than its wide copy.

@@ -36,6 +36,8 @@ def compile(
     tuning_cache: str | Path | None = None,
     tuning_data: Sequence[str | Path] = (),
     tuning_time: float | None = None,
+    mesh: str | None = None,
+    shard: Sequence[str] = (),
     out: str | Path | None = None,
     device: str | torch.device | None = None,
 ) -> "Program":
@@ -54,6 +56,10 @@ def compile(
         tuning_cache: folder of measured tiles; by default the user's.
         tuning_data: more files of measured tiles to read, or bundles that have such.
         tuning_time: seconds that a search may take.
+        mesh: axes over which to split the model, such as "data=2,model=4", for as many processes of torch.distributed, which all
+            call this; by default one device.
+        shard: how tensors are split, by name, one entry a dimension: "layers.*.q.weight=model,_". What they leave open follows
+            from them; without any all of it is planned for the topology.
         out: folder for the bundle; by default a temporary one that lives as long as the program.
         device: where to run: by default the first GPU when there is one and the topology is a GPU's, else the CPU.
 
@@ -76,8 +82,14 @@ def compile(
         tuning_cache=tuning_cache,
         tuning_data=tuning_data,
         tuning_time_s=tuning_time,
+        mesh=mesh,
+        shard=tuple(shard),
     )
-    _ = options.machine, options.tuning  # a fault in them shows before the export
+    if isinstance(shard, str):
+        raise InputError(
+            f"shard is the text {shard!r}, expected a list of patterns", hint=f"write shard=[{shard!r}]"
+        )
+    _ = options.machine, options.tuning, options.split  # a fault in them shows before the export
     if out is not None:
         check_bundle_folder(out)
     programs = _programs(model, args, kwargs, dynamic_shapes)

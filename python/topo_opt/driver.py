@@ -34,6 +34,7 @@ from topo_opt.model import FunctionVariant, ImportedModel, Source, import_model
 from topo_opt.output_folder import check_bundle_folder
 from topo_opt.pipeline import levels, remarks
 from topo_opt.pipeline.run import Instrument, run
+from topo_opt.sharding.split_passes import split_passes
 from topo_opt.topology import Topology, load
 from topo_opt.tuning.settings import Settings
 
@@ -67,6 +68,10 @@ class Options:
     tuning_data: Sequence[str | Path] = ()
     """More files of measured tiles, or bundles that have such."""
     tuning_time_s: float | None = None
+    mesh: str | None = None
+    """`data=2,model=4`: the axes over which the model is split, a process for each place; None: one device."""
+    shard: Sequence[str] = ()
+    """`layers.*.q.weight=model,_`: tensors by name, and for each dimension the axes that split it; the rest follows from these."""
     instruments: Callable[[], Sequence[Instrument]] = tuple
     phase: Phase = nullcontext
 
@@ -74,6 +79,11 @@ class Options:
     def machine(self) -> Topology:
         """The topology, loaded. Raises InputError when there is none of that name, or the file has faults."""
         return load(self.topology)
+
+    @cached_property
+    def split(self) -> tuple[str, ...]:
+        """The passes that split the model over devices. Raises InputError for a mesh or patterns of another form."""
+        return split_passes(self.topology, self.machine, self.mesh, self.shard)
 
     @cached_property
     def tuning(self) -> Settings:
@@ -117,7 +127,7 @@ def start(sources: Mapping[str, Source], options: Options, leave: Leave | None =
     """
     if not sources:
         raise InputError("no model was given")
-    _ = options.machine, options.tuning  # a fault in them shows before any work is done
+    _ = options.machine, options.tuning, options.split  # a fault in them shows before any work is done
     with options.phase("import"):
         model = import_model(sources, buckets=options.buckets, trust=options.trust, leave=leave)
         module = ir.Module.parse(model.module, dialects.load(ir.Context()))
@@ -189,7 +199,7 @@ def _run_phase(compilation: Compilation, name: str) -> None:
     options = compilation.options
     with options.phase(name), remarks.collect() as collected:
         run(
-            levels.pipeline(options.level, (name,), topology=options.topology),
+            levels.pipeline(options.level, (name,), topology=options.topology, split=options.split),
             compilation.module,
             verify_each=options.verify_each,
             instruments=options.instruments(),
@@ -345,6 +355,7 @@ def _write(compilation: Compilation, resources: Mapping[str, Any], summary: "Rep
     from topo_opt.codegen.bundle import write_bundle
     from topo_opt.codegen.plan import build_plan
 
+    _require_all_split(compilation)
     with compilation.options.phase("write"):
         built = build_plan(
             compilation.module,
@@ -368,6 +379,17 @@ def _write(compilation: Compilation, resources: Mapping[str, Any], summary: "Rep
         )
         _require_openable(path)
         return path
+
+
+def _require_all_split(compilation: Compilation) -> None:
+    """Ranks have no ATen program of their own to fall back to."""
+    whole = [v.function for v in compilation.variants if v.symbol is None]
+    if compilation.options.split and whole:
+        reasons = [r.reason for r in compilation.remarks if r.kind == "left-to-aten"]
+        raise UnsupportedError(
+            f"'{whole[0]}' cannot be split over {compilation.options.mesh or 'devices'}: it is left to ATen as a whole"
+            + (f" ({reasons[0]})" if reasons else "")
+        )
 
 
 def _tuning_data(compilation: Compilation) -> Any:

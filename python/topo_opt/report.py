@@ -59,7 +59,10 @@ class KernelRow:
 
 @dataclass(frozen=True)
 class FunctionRow:
-    """One function at one bucket. `kernels`: launches, `aten`: calls left to ATen; `whole`: run as an ATen program."""
+    """One function at one bucket. `kernels`: launches, `aten`: calls left to ATen; `whole`: run as an ATen program.
+
+    `collectives`: those of one rank, where the model is split over several.
+    """
 
     function: str
     bucket: dict[str, int]
@@ -68,6 +71,7 @@ class FunctionRow:
     aten: int
     floor_ns: float
     whole: bool
+    collectives: int = 0
 
 
 @dataclass(frozen=True)
@@ -209,13 +213,15 @@ def _function_rows(
         if variant.symbol is None:
             yield FunctionRow(variant.function, variant.bucket, 0, 0, 0, 0.0, True)
             continue
-        called = [c for c in callees(bodies[variant.symbol], at_load=False) if c in floors]
+        calls = list(callees(bodies[variant.symbol], at_load=False))
+        called = [c for c in calls if c in floors]
         formed = [c for c in called if not c.startswith("aten.")]
         floor_ns = round(sum(floors[c] for c in called), 1)
         aten = len(called) - len(formed)
         yield FunctionRow(
-            variant.function, variant.bucket, len(formed), len(set(formed)), aten, floor_ns, False
-        )
+            variant.function, variant.bucket, len(formed), len(set(formed)), aten, floor_ns, False,
+            sum(c.startswith("collective.") for c in calls),
+        )  # fmt: skip
 
 
 def _fused(function: ir.Operation) -> dict[str, int]:
@@ -319,7 +325,10 @@ def _function_line(row: FunctionRow) -> str:
     if row.whole:
         return f"{row.function}{bucket}: left to ATen as a whole"
     aten = f", {row.aten} left to ATen" if row.aten else ", nothing left to ATen"
-    return f"{row.function}{bucket}: {row.kernels} launches of {row.distinct_kernels} kernels{aten}"
+    collectives = f", {row.collectives} collectives" if row.collectives else ""
+    return (
+        f"{row.function}{bucket}: {row.kernels} launches of {row.distinct_kernels} kernels{collectives}{aten}"
+    )
 
 
 def _left_lines(left: Sequence[Remark]) -> Iterator[str]:

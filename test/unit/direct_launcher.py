@@ -35,6 +35,7 @@ class InterpretedLauncher:
     def __init__(self, sources, *, lasting=True, allow_ops=frozenset()):
         self.sources, self.lasting, self.allow_ops = sources, lasting, allow_ops
         self.prepared, self.ran = [], []
+        self.ranks = None
 
     def prepare(self, name, kernel, tensors):
         return Interpreted(self, name, kernel)

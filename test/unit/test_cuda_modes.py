@@ -187,7 +187,7 @@ def test_a_program_with_state_is_a_graph_and_may_be_asked_to_launch(played, monk
     assert ours.status()[0].mode == "direct" and ours.status()[0].reason == "graphs are switched off"
     for launch, graphs in (("loud", "auto"), ("graph", "off")):
         with pytest.raises(InputError, match="launch is"):
-            program.load(cache, "cpu", launch=launch, graphs=graphs)
+            load(cache, "cpu", launch=launch, graphs=graphs)
 
 
 def test_state_is_as_before_when_the_first_call_fails(played, monkeypatch, cache):

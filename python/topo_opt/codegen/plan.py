@@ -23,6 +23,7 @@ from topo_opt.errors import CompilerCrash, InputError
 from topo_opt.runtime import plan as rt
 from topo_opt.runtime.dtypes import from_triton_name
 from topo_opt.runtime.plan_check import check
+from topo_opt.sharding.annotate import read_mesh
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,12 @@ def build_plan(
         for symbol, found in copies.items()
         for c in found
     ]
-    plan = rt.Plan(rt.SCHEMA, kernels, functions, dict(meta or {}) | {"copies": avoided})
+    mesh = read_mesh(module.operation)
+    axes = tuple(rt.MeshAxis(name, size) for name, size in mesh.axes) if mesh is not None else ()
+    devices = mesh.devices if mesh is not None else ()
+    plan = rt.Plan(
+        rt.SCHEMA, kernels, functions, dict(meta or {}) | {"copies": avoided}, mesh=axes, devices=devices
+    )
     check(plan)
     return BuiltPlan(plan, constants, copies)
 
@@ -161,7 +167,8 @@ class _VariantPlanner:
     def plan(self) -> rt.Variant:
         for a in self.graph.arguments:
             value = self.graph.values[a.value]
-            self.of_storage[a.value] = self.new(rt.Buffer(a.kind, value.dtype, value.shape, name=a.name))  # type: ignore[arg-type]
+            buffer = rt.Buffer(a.kind, value.dtype, value.shape, name=a.name, sharding=a.dims)  # type: ignore[arg-type]
+            self.of_storage[a.value] = self.new(buffer)
         for node in self.graph.load_nodes:
             self.kernel(node)
         # Views that these use are made with them, and are there afterwards too.
@@ -289,6 +296,16 @@ class _VariantPlanner:
         if self.graph.values[node.inputs[0]].numel:
             self.steps.append(rt.CopyStep(self.buffer(node.inputs[0]), self.buffer(node.outputs[0])))
 
+    def collective(self, node: Node) -> None:
+        said, (source,), (target,) = node.collective, node.inputs, node.outputs
+        if self.graph.values[target].numel:
+            self.steps.append(
+                rt.CollectiveStep(
+                    said["kind"], said["axes"], self.buffer(source), self.buffer(target),
+                    said["dim"], said["source"], said["combiner"],
+                )
+            )  # fmt: skip
+
     def input_leaves(self) -> tuple[rt.InputLeaf, ...]:
         arguments = {a.name: a for a in self.graph.arguments if a.kind == "input"}
         mutated = {r.name for r in self.graph.results if r.kind == "mutation"}
@@ -307,11 +324,15 @@ class _VariantPlanner:
 
     def tensor_leaf(self, name: str, value: int, mutated: set[str]) -> rt.InputLeaf:
         v = self.graph.values[value]
-        return rt.InputLeaf("tensor", name, v.dtype, v.shape, self.of_storage[value], mutated=name in mutated)
+        buffer = self.of_storage[value]
+        dims = self.buffers[buffer].sharding
+        return rt.InputLeaf("tensor", name, v.dtype, v.shape, buffer, mutated=name in mutated, sharding=dims)
 
     def output_leaves(self) -> tuple[rt.OutputLeaf, ...]:
         results = [r for r in self.graph.results if r.kind == "output"]
-        tensors = {r.name: rt.OutputLeaf("tensor", self.buffer(r.value), r.dtype) for r in results}
+        tensors = {
+            r.name: rt.OutputLeaf("tensor", self.buffer(r.value), r.dtype, sharding=r.dims) for r in results
+        }
         records = self.request.outputs
         if records is None:
             return tuple(tensors.values())
@@ -350,4 +371,9 @@ class _VariantPlanner:
         return placement.peak, placement.naive
 
 
-_STEPS = {"kernel": _VariantPlanner.kernel, "aten": _VariantPlanner.aten, "copy": _VariantPlanner.copy}
+_STEPS = {
+    "kernel": _VariantPlanner.kernel,
+    "aten": _VariantPlanner.aten,
+    "copy": _VariantPlanner.copy,
+    "collective": _VariantPlanner.collective,
+}

@@ -44,7 +44,7 @@ class Value:
 class Node:
     """One thing to run. `inout` pairs are (result, argument) positions of a kernel that rewrites its argument."""
 
-    kind: Literal["kernel", "aten", "copy"]
+    kind: Literal["kernel", "aten", "copy", "collective"]
     inputs: list[int]
     outputs: list[int]
     kernel: str = ""
@@ -53,15 +53,24 @@ class Node:
     call: Json = None
     input_dtypes: tuple[str, ...] = ()
     reason: str = ""
+    collective: Mapping[str, Any] = field(default_factory=dict)
+    """What `topo.collective` says of a collective."""
+
+
+Dims = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One function argument: `kind` is param, buffer, constant or input; or prepared, for what a node makes at load time."""
+    """One function argument: `kind` is param, buffer, constant, input or coordinate; or prepared, for what a node makes at load time.
+
+    `dims`: over which axes of the mesh each dimension is split; None for what is whole.
+    """
 
     kind: str
     name: str
     value: int
+    dims: Dims | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,7 @@ class Result:
     name: str
     dtype: str
     value: int
+    dims: Dims | None = None
 
 
 @dataclass
@@ -153,7 +163,12 @@ class _Reader:
                 raise UnsupportedError(f"argument {i} of @{self.graph.symbol} has no topo.kind attribute")
             value = self.define(argument, attrs.get("topo.dtype"))
             self.graph.arguments.append(
-                Argument(attrs.get("topo.kind", "input"), attrs.get("topo.name", str(i)), value.index)
+                Argument(
+                    attrs.get("topo.kind", "input"),
+                    attrs.get("topo.name", str(i)),
+                    value.index,
+                    attrs.get(_DIMS),
+                )
             )
         for op in block.operations:
             handler = _HANDLERS.get(op.operation.name)
@@ -226,9 +241,15 @@ class _Reader:
                 input_dtypes=tuple(d or s for d, s in zip(given or stored, stored)),
                 reason=attributes["topo.reason"].value if "topo.reason" in attributes else "",
             )  # fmt: skip
+        elif "topo.collective" in attributes:
+            outputs = [self.define(r).index for r in op.operation.results]
+            described = _plain(attributes["topo.collective"])
+            # A sum of terms may take the place of this rank's term.
+            inout = ((0, 0),) if described["kind"] == "all_reduce" else ()
+            node = Node("collective", inputs, outputs, inout=inout, collective=described)
         else:
             raise UnsupportedError(
-                f"@{self.graph.symbol} calls @{symbol}, which is neither a kernel nor an ATen call"
+                f"@{self.graph.symbol} calls @{symbol}, which is neither a kernel, an ATen call nor a collective"
             )
         self.graph.nodes.append(node)
 
@@ -285,7 +306,7 @@ class _Reader:
             name = attrs.get("topo.name", str(outputs))
             outputs += kind == "output"
             dtype = attrs.get("topo.dtype", self.graph.values[number].dtype)
-            self.graph.results.append(Result(kind, name, dtype, number))
+            self.graph.results.append(Result(kind, name, dtype, number, attrs.get(_DIMS)))
 
 
 _HANDLERS = {
@@ -300,13 +321,27 @@ _HANDLERS = {
 }
 
 
-def _attr_dicts(func: Any, name: str, count: int) -> list[dict[str, str]]:
+_DIMS = "topo.sharding"
+
+
+def _attr_dicts(func: Any, name: str, count: int) -> list[dict[str, Any]]:
     if name not in func.attributes:
         return [{} for _ in range(count)]
     out = []
     for attrs in func.attributes[name]:
-        out.append({a.name: a.attr.value for a in attrs if hasattr(a.attr, "value")})
+        found: dict[str, Any] = {a.name: a.attr.value for a in attrs if hasattr(a.attr, "value")}
+        if _DIMS in attrs:
+            found[_DIMS] = tuple(tuple(axis.value for axis in axes) for axes in attrs[_DIMS])
+        out.append(found)
     return out
+
+
+def _plain(attributes: Any) -> dict[str, Any]:
+    """A dictionary of numbers, strings and lists of strings."""
+    return {
+        a.name: a.attr.value if hasattr(a.attr, "value") else tuple(x.value for x in a.attr)
+        for a in attributes
+    }
 
 
 def _strings(attributes: Any, name: str) -> list[str]:

@@ -4,6 +4,8 @@ The phases are those of docs/architecture.md section 7. A level is text in the p
 `topo-opt --dump-pass-pipeline` prints can be given to `--pass-pipeline` as it is.
 """
 
+from collections.abc import Sequence
+
 from topo_opt.errors import InputError
 from topo_opt.passes.base import quote
 from topo_opt.pipeline.spec import ROOT, Group, parse
@@ -15,7 +17,7 @@ PHASES = ("ingest", "schedule", "lower")
 _FUSE = {0: "fuse=none", 1: "fuse=cheap", 2: "fuse=full", 3: "fuse=full recompute=512"}
 
 
-def _ingest(level: int, topology: str | None) -> list[str]:
+def _ingest(level: int, topology: str | None, split: Sequence[str]) -> list[str]:
     # Named ops first: torch-mlir's lowering would take them apart, and it refuses ops it does not know.
     return ["topo-raise-named-ops", "topo-lower-torch", "topo-verify-structured"]
 
@@ -24,7 +26,7 @@ def _ingest(level: int, topology: str | None) -> list[str]:
 _RECOGNISE = ("topo-raise-rotary", "topo-raise-masks", "topo-count-recognised")
 
 
-def _schedule(level: int, topology: str | None) -> list[str]:
+def _schedule(level: int, topology: str | None, split: Sequence[str]) -> list[str]:
     recognise = _RECOGNISE if level > 0 else ()
     # Experts' products come with kernels of their own, which the others are formed around.
     experts = "topo-form-expert-kernels" if level > 1 else "topo-form-expert-kernels{fuse=none}"
@@ -35,16 +37,28 @@ def _schedule(level: int, topology: str | None) -> list[str]:
     # Before what depends on which dimension of a tensor is innermost in memory.
     layout = ("topo-channels-last", "topo-repeat-reads") if level > 0 else ()
     options = f"{{topology={quote(topology)}}}" if topology else ""
-    split = (f"topo-split-long-rows{options}",) if level > 1 else ()
+    rows = (f"topo-split-long-rows{options}",) if level > 1 else ()
     # What rows of a copy are long enough for depends on the kernel that reads them.
     align = (f"topo-align-operands{options}",) if level > 1 else ()
     # Inout comes last, on whole kernels: which buffer dies where is known only after they are formed.
     form = f"topo-form-kernels{{{_FUSE[level]}}}"
     once = ("topo-mark-load-time",) if level > 0 else ()
-    return [*recognise, *narrow, *layout, *sink, experts, form, *split, *align, "topo-mark-inout", *once]
+    return [
+        *recognise,
+        *narrow,
+        *split,
+        *layout,
+        *sink,
+        experts,
+        form,
+        *rows,
+        *align,
+        "topo-mark-inout",
+        *once,
+    ]
 
 
-def _lower(level: int, topology: str | None) -> list[str]:
+def _lower(level: int, topology: str | None, split: Sequence[str]) -> list[str]:
     options = f"{{topology={quote(topology)}}}" if topology else ""
     passes = [f"topo-choose-tiles{options}"]
     if level > 0:
@@ -58,16 +72,21 @@ def _lower(level: int, topology: str | None) -> list[str]:
 _BUILDERS = {"ingest": _ingest, "schedule": _schedule, "lower": _lower}
 
 
-def pipeline(level: int, phases: tuple[str, ...] = PHASES, *, topology: str | None = None) -> Group:
+def pipeline(
+    level: int, phases: tuple[str, ...] = PHASES, *, topology: str | None = None, split: Sequence[str] = ()
+) -> Group:
     """The pipeline of an optimization level (0 to 3) for the given phases, in their order.
 
     Args:
         topology: name or file of the machine, which tiles depend on; None takes the default figures.
+        split: passes that split the model over devices (`sharding.split_passes`), behind recognition, which takes patterns whole.
 
     Raises:
         InputError: no such level.
     """
     if level not in _FUSE:
         raise InputError(f"optimization level {level} does not exist", hint="there are -O0, -O1, -O2 and -O3")
-    passes = [text for phase in PHASES if phase in phases for text in _BUILDERS[phase](level, topology)]
+    passes = [
+        text for phase in PHASES if phase in phases for text in _BUILDERS[phase](level, topology, split)
+    ]
     return parse(f"{ROOT}({','.join(passes)})")

@@ -76,7 +76,7 @@ class CudaExecutor:
         launch: LaunchMode = "auto",
         allow_ops: frozenset[str] = frozenset(),
     ):
-        self.allow_ops, self.launch = allow_ops, launch
+        self.allow_ops, self.launch, self.ranks = allow_ops, launch, memory.ranks
         if not torch.cuda.is_available():
             raise InputError("device 'cuda' was asked for, but torch sees no GPU", hint="use device='cpu'")
         if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
@@ -255,12 +255,17 @@ class CudaExecutor:
 
     def _compile(self, ready: _Ready) -> None:
         """Compiles the kernels of a variant; what does not compile is remembered."""
+        failure = None
         try:
             steps = (ready.recorded or ready).bound.steps
             compile_all([s.run for s in steps if isinstance(s.run, Launch)], self.device)
         except StepFailed as error:
-            ready.broken = error.message
-            raise
+            ready.broken, failure = error.message, error
+        if self.ranks is not None:
+            # Some take longer than a collective waits, and one that fails will not come.
+            self.ranks.agree(failure, "compiling its kernels")
+        if failure is not None:
+            raise failure
 
     def _run_steps(self, bound: BoundVariant) -> None:
         try:
@@ -317,7 +322,8 @@ class CudaExecutor:
         """Graphs on the caller's tensors; None where there is nothing to gain, or inputs are written."""
         variant = ready.bound.variant
         places = [i for i, leaf in enumerate(variant.inputs) if leaf.buffer is not None]
-        if not places or rewritten_inputs(variant):
+        # Ranks must not differ in what they run.
+        if not places or rewritten_inputs(variant) or self.ranks is not None:
             return None
         return CallerGraphs(places, self.device, partial(self._capture_on_callers, ready))
 

@@ -14,11 +14,12 @@ import torch
 
 from topo_opt.errors import TopoError
 from topo_opt.runtime.addresses import overlaps, readable, span
-from topo_opt.runtime.direct_parts import Aten, Copy, Kernels, Part, Relaunch
+from topo_opt.runtime.direct_parts import Aten, Collective, Copy, Kernels, Part, Relaunch
 from topo_opt.runtime.dtypes import torch_dtype
 from topo_opt.runtime.memory import Memory
 from topo_opt.runtime.plan import (
     AtenStep,
+    CollectiveStep,
     CopyStep,
     Kernel,
     KernelStep,
@@ -94,7 +95,7 @@ class DirectVariant:
         self.uses_shared_memory = any(
             b.kind in shared and b.numel and i not in self.varying for i, b in enumerate(variant.buffers)
         )
-        self.parts = self._parts(kernels, launcher.allow_ops)
+        self.parts = self._parts(kernels, launcher)
         self._plan_results()
         self.short = ShortRun.of(self)
 
@@ -119,7 +120,8 @@ class DirectVariant:
             touched |= {self.root(b) for b in written(step)}
         return frozenset(found)
 
-    def _parts(self, kernels: Mapping[str, Kernel], allow_ops: frozenset[str]) -> list[Part]:
+    def _parts(self, kernels: Mapping[str, Kernel], launcher: Launcher) -> list[Part]:
+        allow_ops, launcher_ranks = launcher.allow_ops, launcher.ranks
         parts: list[Part] = []
         launches: list[tuple[KernelStep, Kernel, Relaunch]] = []
         steps = [s for s in self.variant.steps if not isinstance(s, ViewStep)]
@@ -138,6 +140,8 @@ class DirectVariant:
                 parts.append(Aten(self, step, parse_aten(step, allow_ops)))
             elif isinstance(step, CopyStep):
                 parts.append(Copy(self, step))
+            elif isinstance(step, CollectiveStep) and launcher_ranks is not None:
+                parts.append(Collective(self, step, launcher_ranks))
         close()
         last: dict[int, int] = {}
         for i, part in enumerate(parts):

@@ -9,11 +9,12 @@ import torch
 
 from topo_opt.runtime.addresses import readable
 from topo_opt.runtime.aten_program import AtenCall
-from topo_opt.runtime.plan import AtenStep, CopyStep, Kernel, KernelStep
+from topo_opt.runtime.plan import AtenStep, CollectiveStep, CopyStep, Kernel, KernelStep
 from topo_opt.runtime.steps import aten_results, kernel_tensors, retyped, store
 
 if TYPE_CHECKING:
     from topo_opt.runtime.direct import DirectVariant
+    from topo_opt.runtime.ranks import Ranks
 
 KEPT = 32
 """Sets of addresses whose launches are kept, for each run of kernels."""
@@ -116,6 +117,21 @@ class Copy(Part):
     def run(self, tensors: list[torch.Tensor], stream: int) -> None:
         target = self.direct.tensor(self.step.dst, tensors)
         target.copy_(retyped(self.direct.tensor(self.step.src, tensors), target.dtype))
+        for b in self.frees:
+            tensors[b] = self.direct.fixed[b]
+
+
+class Collective(Part):
+    """A collective with the other ranks."""
+
+    def __init__(self, direct: DirectVariant, step: CollectiveStep, ranks: Ranks):
+        name = f"collective {step.kind} over {', '.join(step.axes)}"
+        super().__init__(direct, name, (step.src, step.dst), (step.dst,))
+        self.step, self.ranks = step, ranks
+
+    def run(self, tensors: list[torch.Tensor], stream: int) -> None:
+        source, target = (self.direct.tensor(b, tensors) for b in (self.step.src, self.step.dst))
+        self.ranks.bind(self.step, source, target)()
         for b in self.frees:
             tensors[b] = self.direct.fixed[b]
 

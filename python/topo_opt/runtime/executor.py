@@ -64,7 +64,7 @@ class InterpretExecutor:
     """Kernels on the CPU by Triton's interpreter: slow, exact about memory, and needs no GPU."""
 
     def __init__(self, bundle: Bundle, memory: Memory, *, allow_ops: frozenset[str] = frozenset()):
-        self.allow_ops = allow_ops
+        self.allow_ops, self.ranks = allow_ops, memory.ranks
         self.kernels, self.memory = bundle.plan.kernels, memory
         self.sources = KernelSources(bundle)
         self.functions: dict[str, Any] = {}

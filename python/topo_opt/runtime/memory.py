@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,28 +22,41 @@ from topo_opt.runtime.dtypes import name_of, torch_dtype
 from topo_opt.runtime.load_time import LoadTime
 from topo_opt.runtime.plan import ALIGNMENT, Buffer, Plan, Variant
 
-Fetch = Callable[[str], torch.Tensor | None]
-"""A tensor of the model by its fully qualified name, on the CPU, or None when it is not there."""
+if TYPE_CHECKING:
+    from topo_opt.runtime.ranks import Ranks
+
+Part = tuple[tuple[int, int], ...]
+"""(first, count) along every dimension of a tensor."""
+Fetch = Callable[[str, Part | None], torch.Tensor | None]
+"""A tensor of the model by its fully qualified name, or a part of it, on the CPU; None when it is not there."""
 NAMED = ("param", "buffer", "constant")
 
 
 @dataclass(frozen=True)
 class Declared:
-    """A tensor that the bundle expects from outside, under `name`."""
+    """A tensor that the bundle expects from outside, under `name`. `shape` is that of the whole tensor.
+
+    `dims`: over which axes of the mesh each dimension is split, for programs of several ranks.
+    """
 
     name: str
     kind: str
     dtype: str
     shape: tuple[int, ...]
+    dims: tuple[tuple[str, ...], ...] | None = None
 
 
 def declared_tensors(plan: Plan, aten: Mapping[str, AtenProgram]) -> dict[str, Declared]:
-    """All named tensors that any function reads; raises `UntrustedError` when two functions disagree about one."""
+    """All named tensors that any function reads; raises `UntrustedError` when two functions disagree about one.
+
+    Of a program for several ranks only what its variants read: the ATen programs are for one device.
+    """
     out: dict[str, Declared] = {}
+    sizes = {axis.name: axis.size for axis in plan.mesh}
 
     def add(entry: Declared) -> None:
         known = out.setdefault(entry.name, entry)
-        if (known.dtype, known.shape) != (entry.dtype, entry.shape):
+        if (known.dtype, known.shape, known.dims) != (entry.dtype, entry.shape, entry.dims):
             raise UntrustedError(
                 f"{entry.name} is {known.dtype}{list(known.shape)} in one function and "
                 f"{entry.dtype}{list(entry.shape)} in another"
@@ -53,8 +66,11 @@ def declared_tensors(plan: Plan, aten: Mapping[str, AtenProgram]) -> dict[str, D
         for variant in function.variants:
             for b in variant.buffers:
                 if b.kind in NAMED and b.name is not None:
-                    add(Declared(b.name, b.kind, b.dtype, b.shape))
-    for program in aten.values():
+                    dims = b.sharding or ((),) * len(b.shape)
+                    parts = [math.prod(sizes[axis] for axis in axes) for axes in dims]
+                    shape = tuple(size * count for size, count in zip(b.shape, parts, strict=True))
+                    add(Declared(b.name, b.kind, b.dtype, shape, b.sharding))
+    for program in aten.values() if not plan.mesh else ():
         for entry in program.inputs:
             if entry.kind in NAMED and entry.dtype is not None and entry.shape is not None:
                 shape = tuple(s for s in entry.shape if s is not None)
@@ -130,8 +146,9 @@ class Memory:
         *,
         random_seed: int | None = None,
         constants: Mapping[str, torch.Tensor] | None = None,
+        ranks: Ranks | None = None,
     ):
-        self.device, self.fetch, self.random_seed = device, fetch, random_seed
+        self.device, self.fetch, self.random_seed, self.ranks = device, fetch, random_seed, ranks
         self.declared, self.lock = dict(declared), lock
         self.mutable = sorted(set(mutable) & set(declared))
         self.constants = dict(constants or {})
@@ -146,7 +163,10 @@ class Memory:
     def initial(self, name: str) -> torch.Tensor:
         """The value of `name` as the model was saved, or as it was made up from the random seed."""
         entry = self.declared[name]
-        found = self.fetch(name)
+        part = None
+        if self.ranks is not None and entry.dims is not None:
+            part = self.ranks.part(entry.dims, entry.shape)
+        found = self.fetch(name, part)
         if found is None:
             if self.random_seed is None:
                 raise InputError(
@@ -155,11 +175,13 @@ class Memory:
                 )
             if name not in self.random_names:
                 self.random_names.append(name)
-            return random_tensor(entry, self.random_seed, self.device)
-        if found.dtype != torch_dtype(entry.dtype) or tuple(found.shape) != entry.shape:
+            made = random_tensor(entry, self.random_seed, self.device)
+            return made if part is None else cut(made, part).clone()  # the rest is not kept
+        shape = entry.shape if part is None else tuple(count for _, count in part)
+        if found.dtype != torch_dtype(entry.dtype) or tuple(found.shape) != shape:
             raise InputError(
                 f"the weight {name} is {name_of(found.dtype)}{list(found.shape)}, the bundle was compiled for "
-                f"{entry.dtype}{list(entry.shape)}"
+                f"{entry.dtype}{list(shape)}"
             )
         return found
 
@@ -223,6 +245,9 @@ class Memory:
             return self._prepared_tensor(b, dtype)
         if b.kind == "constant":
             return self._constant(b, dtype)
+        if b.kind == "coordinate":
+            assert self.ranks is not None
+            return torch.tensor(self.ranks.place, dtype=dtype, device=self.device)
         shape = (0,) if b.kind == "view" else b.shape
         return _allocate(lambda: torch.empty(shape, dtype=dtype, device=self.device), b.nbytes, "a buffer")
 
@@ -249,6 +274,13 @@ class Memory:
         if raw is None or raw.dtype != torch.uint8 or raw.numel() != b.nbytes:
             raise UntrustedError(f"constants.safetensors has no entry {b.data!r} of {b.nbytes} bytes")
         return raw.clone().view(dtype).reshape(b.shape).to(self.device)
+
+
+def cut(tensor: torch.Tensor, part: Part | None) -> torch.Tensor:
+    """A part of a tensor, a view."""
+    for dim, (first, count) in enumerate(part or ()):
+        tensor = tensor.narrow(dim, first, count)
+    return tensor
 
 
 def _allocate(make: Callable[[], torch.Tensor], nbytes: int, what: str) -> torch.Tensor:

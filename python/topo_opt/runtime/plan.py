@@ -14,7 +14,7 @@ from topo_opt.runtime import strict_json
 from topo_opt.runtime.dtypes import BY_TORCH
 from topo_opt.runtime.strict_json import Json
 
-SCHEMA = 2
+SCHEMA = 3
 ALIGNMENT = 256
 """Bytes: every arena offset is a multiple, so that wide loads and tensor descriptors always work."""
 MAX_ELEMENTS = 1 << 46
@@ -76,16 +76,22 @@ class Buffer:
     `name` is the fully qualified name of a param, buffer (state) or lifted constant. `data` names an entry of
     constants.safetensors, `splat` a constant of one repeated value; `offset` places a temp, in bytes of the arena, and a
     "zeroed" scratch, in bytes of the memory that every kernel finds zero and leaves zero. A "prepared" buffer is made from
-    weights by a load step; those with one `name` are one.
+    weights by a load step; those with one `name` are one. A "coordinate" buffer holds the place of this rank on the mesh,
+    one number an axis.
+
+    `sharding`: over which axes of the mesh each dimension of the tensor is split of which `shape` is one part.
     """
 
-    kind: Literal["input", "param", "buffer", "constant", "prepared", "temp", "zeroed", "output", "view"]
+    kind: Literal[
+        "input", "param", "buffer", "constant", "prepared", "temp", "zeroed", "output", "view", "coordinate"
+    ]
     dtype: str
     shape: tuple[int, ...]
     name: str | None = None
     offset: int | None = None
     data: str | None = None
     splat: bool | int | float | str | None = None
+    sharding: tuple[tuple[str, ...], ...] | None = None
 
     @property
     def numel(self) -> int:
@@ -131,6 +137,23 @@ class CopyStep:
 
 
 @dataclass(frozen=True)
+class CollectiveStep:
+    """A collective of the ranks that differ on `axes` only, the first axis the major one.
+
+    `dim` is gathered, scattered or cut; an all-to-all cuts `dim` and joins along `source`.
+    """
+
+    tag: ClassVar[str] = "collective"
+    kind: Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
+    axes: tuple[str, ...]
+    src: int
+    dst: int
+    dim: int = 0
+    source: int = 0
+    combiner: Literal["add", "mul", "max", "min", "or", "and"] = "add"
+
+
+@dataclass(frozen=True)
 class ViewStep:
     """`out` is elements of `base`: offset and strides in elements of base. Costs nothing, done once on load."""
 
@@ -141,7 +164,7 @@ class ViewStep:
     strides: tuple[int, ...]
 
 
-Step = KernelStep | AtenStep | CopyStep | ViewStep
+Step = KernelStep | AtenStep | CopyStep | ViewStep | CollectiveStep
 
 
 @dataclass(frozen=True)
@@ -157,6 +180,8 @@ class InputLeaf:
     value: Scalar | None = None
     mutated: bool = False
     """The program writes a new value into the caller's tensor."""
+    sharding: tuple[tuple[str, ...], ...] | None = None
+    """`shape` is that of one part of the caller's tensor, which every rank gives whole."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +192,8 @@ class OutputLeaf:
     buffer: int | None = None
     dtype: str | None = None
     value: Scalar | None = None
+    sharding: tuple[tuple[str, ...], ...] | None = None
+    """Every rank returns its part."""
 
 
 @dataclass(frozen=True)
@@ -213,13 +240,29 @@ class Function:
 
 
 @dataclass(frozen=True)
+class MeshAxis:
+    """One axis of the mesh: its name and how many ranks it has."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
 class Plan:
-    """The whole of plan.json."""
+    """The whole of plan.json. `mesh` is empty for a program of one device; rank r is place r of the mesh in row-major order."""
 
     schema: int
     kernels: dict[str, Kernel]
     functions: dict[str, Function]
     meta: dict[str, Json] = field(default_factory=dict)
+    mesh: tuple[MeshAxis, ...] = ()
+    devices: tuple[str, ...] = ()
+    """The devices of the topology that the ranks were planned for."""
+
+    @property
+    def ranks(self) -> int:
+        """How many processes run the program."""
+        return math.prod(axis.size for axis in self.mesh)
 
     def to_json(self) -> Json:
         """JSON values, deterministic in the plan."""
@@ -233,7 +276,7 @@ def written(step: Step) -> tuple[int, ...]:
             return step.writes
         case AtenStep():
             return step.outputs
-        case CopyStep():
+        case CopyStep() | CollectiveStep():
             return (step.dst,)
     return ()
 
@@ -245,6 +288,6 @@ def read(step: Step) -> tuple[int, ...]:
             return step.buffers
         case AtenStep():
             return step.inputs
-        case CopyStep():
+        case CopyStep() | CollectiveStep():
             return (step.src,)
     return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from topo_opt.errors import UntrustedError
@@ -14,6 +15,7 @@ from topo_opt.runtime.plan import (
     SCHEMA,
     AtenStep,
     Buffer,
+    CollectiveStep,
     CopyStep,
     InputLeaf,
     Kernel,
@@ -45,6 +47,7 @@ def check(plan: Plan) -> None:
     """Checks everything that the types alone don't say. Raises `UntrustedError`."""
     for name, kernel in plan.kernels.items():
         _check_kernel(f"plan.kernels.{name[:80]}", kernel)
+    sizes = _mesh_sizes(plan)
     if not plan.functions:
         raise UntrustedError("plan.functions is empty: the bundle has nothing to run")
     for name, function in plan.functions.items():
@@ -54,7 +57,23 @@ def check(plan: Plan) -> None:
         if not function.variants and function.aten_reason is None:
             raise UntrustedError(f"{where} has no variants and no reason for it")
         for i, variant in enumerate(function.variants):
-            _VariantCheck(f"{where}.variants[{i}]", variant, plan.kernels).run()
+            _VariantCheck(f"{where}.variants[{i}]", variant, plan.kernels, sizes).run()
+
+
+_MOST_RANKS = 1 << 20
+
+
+def _mesh_sizes(plan: Plan) -> dict[str, int]:
+    sizes = {axis.name: axis.size for axis in plan.mesh}
+    _require(len(sizes) == len(plan.mesh), "plan.mesh has an axis twice")
+    _require(
+        all(1 <= size <= _MOST_RANKS for size in sizes.values()) and plan.ranks <= _MOST_RANKS,
+        "plan.mesh has a size that is out of range",
+    )
+    _require(
+        len(plan.devices) in (0, plan.ranks if plan.mesh else 0), "plan.devices are not as many as the ranks"
+    )
+    return sizes
 
 
 def _require(good: bool, text: str) -> None:
@@ -105,8 +124,8 @@ def _check_kernel(where: str, k: Kernel) -> None:
 class _VariantCheck:
     """Checks one variant, keeping the extent in elements of every buffer."""
 
-    def __init__(self, where: str, variant: Variant, kernels: Mapping[str, Kernel]):
-        self.where, self.v, self.kernels = where, variant, kernels
+    def __init__(self, where: str, variant: Variant, kernels: Mapping[str, Kernel], axes: Mapping[str, int]):
+        self.where, self.v, self.kernels, self.axes = where, variant, kernels, axes
 
     def run(self) -> None:
         v = self.v
@@ -147,6 +166,10 @@ class _VariantCheck:
             _require(end <= getattr(self.v, field), f"{where} ends at {end}, after {field}")
         else:
             _require(b.offset is None, f"{where}: only a temp or a zeroed scratch has an offset")
+        self.check_sharding(where, b)
+        if b.kind == "coordinate":
+            good = b.dtype == "int64" and b.shape == (len(self.axes),) and bool(self.axes)
+            _require(good, f"{where}: coordinates are one int64 an axis of the mesh")
         if b.kind in ("param", "buffer", "prepared"):
             _require(bool(b.name), f"{where}: a {b.kind} needs a name")
         if b.kind == "constant":
@@ -154,6 +177,16 @@ class _VariantCheck:
             _require(len(sources) == 1, f"{where}: a constant needs exactly one of name, data and splat")
         else:
             _require(b.data is None and b.splat is None, f"{where}: only a constant has data")
+
+    def check_sharding(self, where: str, b: Buffer) -> None:
+        if b.sharding is None:
+            return
+        used = [axis for axes in b.sharding for axis in axes]
+        _require(
+            len(b.sharding) == len(b.shape) and len(set(used)) == len(used) and set(used) <= set(self.axes),
+            f"{where}.sharding does not fit the shape or the mesh",
+        )
+        _require(b.kind in ("param", "buffer", "constant", "input"), f"{where}: a {b.kind} has no sharding")
 
     def usable(self, where: str, index: int) -> Buffer:
         _require(0 <= index < len(self.v.buffers), f"{where}: there is no buffer {index}")
@@ -169,7 +202,8 @@ class _VariantCheck:
         if isinstance(step, KernelStep):
             kinds = {self.root(i).kind for i in step.buffers}
             _require(
-                kinds <= {"param", "constant", "prepared"}, f"{where} uses what differs from call to call"
+                kinds <= {"param", "constant", "prepared", "coordinate"},
+                f"{where} uses what differs from call to call",
             )
             self.prepared |= set(step.writes)
 
@@ -181,7 +215,7 @@ class _VariantCheck:
         for i in written(step):
             b = self.usable(where, i)
             kind = self.root(i).kind
-            fixed = kind in ("param", "constant", "prepared") and kind not in writes
+            fixed = kind in ("param", "constant", "prepared", "coordinate") and kind not in writes
             _require(not fixed, f"{where} writes {b.kind} {b.name or i}")
         if not isinstance(step, KernelStep):
             # Only a kernel keeps the promise to leave it zero.
@@ -197,6 +231,8 @@ class _VariantCheck:
             _require(a.shape == b.shape, f"{where} copies shape {list(a.shape)} to {list(b.shape)}")
             same = BY_TORCH[a.dtype].itemsize == BY_TORCH[b.dtype].itemsize
             _require(same, f"{where} copies {a.dtype} to {b.dtype}")
+        elif isinstance(step, CollectiveStep):
+            self.check_collective(where, step)
         elif isinstance(step, AtenStep):
             _require(
                 len(step.input_dtypes) == len(step.inputs), f"{where}.input_dtypes should be one an input"
@@ -207,6 +243,33 @@ class _VariantCheck:
                     size == BY_TORCH[self.v.buffers[i].dtype].itemsize,
                     f"{where}: buffer {i} is no {name[:80]}",
                 )
+
+    def check_collective(self, where: str, step: CollectiveStep) -> None:
+        """The shapes on both sides, and that both are dense memory."""
+        source, target = self.v.buffers[step.src], self.v.buffers[step.dst]
+        _require(
+            bool(step.axes) and len(set(step.axes)) == len(step.axes) and set(step.axes) <= set(self.axes),
+            f"{where}.axes are not axes of the mesh",
+        )
+        _require(source.dtype == target.dtype, f"{where} changes the dtype")
+        rank = len(source.shape)
+        moves = step.kind != "all_reduce"
+        _require(not moves or 0 <= step.dim < rank, f"{where}.dim is out of range")
+        parts = math.prod(self.axes[axis] for axis in step.axes)
+        shape = list(source.shape)
+        if step.kind == "all_gather":
+            shape[step.dim] *= parts
+        elif moves:
+            _require(shape[step.dim] % parts == 0, f"{where} cuts {shape[step.dim]} into {parts} parts")
+            shape[step.dim] //= parts
+        if step.kind == "all_to_all":
+            _require(0 <= step.source < rank and step.source != step.dim, f"{where}.source is out of range")
+            shape[step.source] *= parts
+        _require(
+            tuple(shape) == target.shape,
+            f"{where} gives the shape {shape}, its result has {list(target.shape)}",
+        )
+        _require(moves is False or step.src != step.dst, f"{where}: only an all_reduce works in place")
 
     def check_launch(self, where: str, step: KernelStep, kernel: Kernel) -> None:
         _require(
@@ -253,4 +316,7 @@ class _VariantCheck:
         if leaf.buffer is not None:
             b = self.usable(where, leaf.buffer)
             good = b.kind == "input" and b.dtype == leaf.dtype and b.shape == leaf.shape
-            _require(good, f"{where} and buffer {leaf.buffer} differ in kind, dtype or shape")
+            _require(
+                good and b.sharding == leaf.sharding,
+                f"{where} and buffer {leaf.buffer} differ in kind, dtype, shape or sharding",
+            )

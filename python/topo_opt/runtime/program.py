@@ -14,10 +14,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,7 +26,7 @@ from topo_opt.errors import InputError, StrictError, TopoError, UntrustedError
 from topo_opt.runtime import pytree
 from topo_opt.runtime.admission import check_exported, check_literal, check_separate
 from topo_opt.runtime.aten_program import AtenProgram
-from topo_opt.runtime.bundle import Bundle, open_bundle
+from topo_opt.runtime.bundle import Bundle
 from topo_opt.runtime.cuda import CudaExecutor, GraphMode
 from topo_opt.runtime.executor import Executor, InterpretExecutor, VariantStatus
 from topo_opt.runtime.launch_choice import LaunchMode
@@ -34,7 +35,10 @@ from topo_opt.runtime.plan import Function, Variant
 from topo_opt.runtime.repeated_call import ArgumentOrder, KnownCall
 from topo_opt.runtime.steps import StepFailed, plain_tensors
 from topo_opt.runtime.variant_choice import differences, fits
-from topo_opt.runtime.weights import WeightFileMissing, Weights
+from topo_opt.sharding.parts import global_shape
+
+if TYPE_CHECKING:
+    from topo_opt.runtime.ranks import Ranks
 
 log = logging.getLogger("topo_opt.runtime")
 
@@ -54,8 +58,11 @@ class Program:
         launch: LaunchMode = "auto",
         allow_ops: Collection[str] = (),
         static_results: bool = False,
+        ranks: Ranks | None = None,
     ):
         self.bundle, self.plan, self.device, self.strict = bundle, bundle.plan, device, strict
+        self.ranks = ranks
+        """This process among those that run the program; None for a program of one device."""
         self.lock = threading.RLock()
         self.fallbacks: Counter[str] = Counter()
         """Calls that the ATen program answered, by reason."""
@@ -64,11 +71,13 @@ class Program:
         with plain_tensors():
             self.memory = Memory(
                 declared, mutated_names(self.plan, self.aten), fetch, device, self.lock,
-                random_seed=random_seed, constants=_constants(bundle),
+                random_seed=random_seed, constants=_constants(bundle), ranks=ranks,
             )  # fmt: skip
+        self._whole: Memory | None = None
         self.state = State(self.memory)
         self._rewritten: dict[str, set[str]] = {}
         self._static_results = static_results
+        self._whole_variants: dict[int, Variant] = {}
         self._repeated: dict[str, KnownCall] = {}
         self._orders: dict[str, ArgumentOrder | None] = {}
         self.executor: Executor
@@ -140,24 +149,63 @@ class Program:
             mutated = self._mutated_inputs(function)
             if mutated:
                 check_separate(function, self.input_names(function), leaves, mutated)
-            variant = next((v for v in entry.variants if fits(v, leaves)), None)
+            variant = next((v for v in entry.variants if fits(self.whole_inputs(v), leaves)), None)
             if variant is None:
                 return self._fall_back(function, leaves, self._mismatch(function, leaves))
+            parts = self._parts(variant, leaves)
             try:
-                results = self.executor.run(variant, leaves)
+                results = self.executor.run(variant, parts)
             except StepFailed as error:
+                if self.ranks is not None:
+                    # The others wait for this rank, or are about to.
+                    self.ranks.leave(error.message)
+                    raise TopoError(
+                        f"{function} failed on rank {self.ranks.rank}: {error.message}"
+                    ) from error
                 if error.mutated:
                     raise TopoError(
                         f"{function} failed after it had changed state: {error.message}",
                         hint="program.state.reset() gives the state its initial values again",
                     ) from error
                 return self._fall_back(function, leaves, error.message)
-            if not mutated and not any(leaf.mutated for leaf in variant.inputs):
+            split = any(leaf.sharding for leaf in variant.inputs)
+            if not mutated and not split and not any(leaf.mutated for leaf in variant.inputs):
                 again = self.executor.repeated(variant, own_results=not self._static_results)
                 if again is not None:
                     self._repeated[function] = again
                     self._orders[function] = ArgumentOrder.of(entry.in_tree, self.input_names(function))
             return results
+
+    def whole_inputs(self, variant: Variant) -> Variant:
+        """The variant with the inputs as the caller gives them: whole, where every rank takes its part."""
+        if self.ranks is None or not any(leaf.sharding for leaf in variant.inputs):
+            return variant
+        key = id(variant)
+        if key not in self._whole_variants:
+            mesh = self.ranks.mesh
+            leaves = [
+                leaf
+                if leaf.sharding is None
+                else replace(leaf, shape=global_shape(leaf.sharding, leaf.shape or (), mesh))
+                for leaf in variant.inputs
+            ]
+            self._whole_variants[key] = replace(variant, inputs=tuple(leaves))
+        return self._whole_variants[key]
+
+    def _parts(self, variant: Variant, leaves: list[Any]) -> list[Any]:
+        """What this rank takes of the caller's tensors."""
+        ranks = self.ranks
+        if ranks is None:
+            return leaves
+        return [
+            value if leaf.sharding is None else ranks.cut(value, leaf.sharding)
+            for leaf, value in zip(variant.inputs, leaves, strict=True)
+        ]
+
+    def whole_state(self, name: str) -> torch.Tensor:
+        """A state buffer as one tensor: a copy, put together from all ranks, all of which must call this."""
+        value, dims = self.state[name], self.memory.declared[name].dims
+        return value.clone() if self.ranks is None else self.ranks.whole(value, dims)
 
     def _refresh(self) -> None:
         """Follows weights that the caller has changed in place: what was made of them is made again."""
@@ -228,11 +276,25 @@ class Program:
         return [leaf for spec, leaf in zip(specs, leaves) if spec.kind != "literal"]
 
     def _named(self, name: str) -> torch.Tensor:
-        if name not in self.memory.tensors:
+        memory = self.memory if self.ranks is None else self._whole_memory()
+        if name not in memory.tensors:
             raise UntrustedError(
                 f"the ATen program reads {name!r}, which has no dtype and shape in the bundle"
             )
-        return self.memory.tensors[name]
+        if self.ranks is not None and name in self.state:
+            return self.whole_state(name)
+        return memory.tensors[name]
+
+    def _whole_memory(self) -> Memory:
+        """All of the weights, which the ATen program reads, on every rank: for checks."""
+        if self._whole is None:
+            plan = replace(self.plan, mesh=(), functions={})
+            with plain_tensors():
+                self._whole = Memory(
+                    declared_tensors(plan, self.aten), (), self.memory.fetch, self.device, self.lock,
+                    random_seed=self.memory.random_seed,
+                )  # fmt: skip
+        return self._whole
 
     def _entry(self, function: str) -> Function:
         if function not in self.plan.functions:
@@ -245,6 +307,9 @@ class Program:
         return self.aten[function]
 
     def _fall_back(self, function: str, leaves: list[Any], reason: str) -> list[Any]:
+        if self.ranks is not None:
+            self.ranks.leave(reason)
+            raise InputError(f"{function} can't run on {self.ranks.count} ranks: {reason}")
         if self.strict:
             raise StrictError(f"{function} can't run on its compiled kernels: {reason}")
         if function not in self.aten:
@@ -281,7 +346,7 @@ class Program:
         entry = self._entry(function)
         if not entry.variants:
             return f"{function} is left to ATen as a whole: {entry.aten_reason}"
-        candidates = [differences(v, leaves) for v in entry.variants]
+        candidates = [differences(self.whole_inputs(v), leaves) for v in entry.variants]
         best = min(candidates, key=len)
         tail = f"; {len(candidates)} variants were compiled" if len(candidates) > 1 else ""
         return best[0] + tail if best else "no variant fits"
@@ -314,94 +379,3 @@ def _safetensors(path: Path) -> dict[str, torch.Tensor]:
         return safetensors.torch.load_file(str(path))
     except (safetensors.SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
         raise UntrustedError(f"{path.name} is not a safetensors file: {str(error)[:200]}") from None
-
-
-def load(
-    path: str | Path,
-    device: str | torch.device | None = None,
-    *,
-    weights: Mapping[str, torch.Tensor] | str | Path | None = None,
-    random_weights: int | None = None,
-    strict: bool = False,
-    graphs: GraphMode = "auto",
-    launch: LaunchMode = "auto",
-    verify_weights: bool = True,
-    allow_ops: Collection[str] = (),
-    static_results: bool = False,
-) -> Program:
-    """Loads a bundle.
-
-    Args:
-        path: bundle folder.
-        device: "cuda", "cuda:1", ..., or "cpu" (kernels through Triton's interpreter). Default: a GPU where there is one.
-        weights: tensors by name (a state dict); or a path: where the model archive is now, a safetensors file, or a folder
-            of them. Default: what the bundle has or refers to.
-        random_weights: seed; tensors that are nowhere to be found get random values instead of raising.
-        strict: calls that compiled kernels can't answer raise `StrictError` instead of running as ATen.
-        graphs: "auto" captures CUDA graphs where possible, "off" never, "require" raises where it is impossible.
-        launch: "graph" replays one CUDA graph a call, on memory of its own or, when the same tensors come again, on the caller's;
-            "direct" launches kernel by kernel on the caller's tensors, without any copy; "auto" takes what is faster for each
-            variant. `Program.status()` tells what was taken.
-        verify_weights: hash weight files too.
-        allow_ops: namespaces of custom operators (`torch.ops.<namespace>`) that the bundle may call.
-        static_results: repeated calls of a graph return the program's own memory, which the next call overwrites, instead of
-            copies; direct launches have fresh results anyway.
-
-    Raises:
-        InputError: no bundle there, no such device, weights missing or of another type.
-        UntrustedError: the bundle is damaged or holds something that it may not.
-    """
-    if launch not in get_args(LaunchMode):
-        raise InputError(f"launch is {launch!r}, expected one of {', '.join(get_args(LaunchMode))}")
-    if launch == "graph" and graphs == "off":
-        raise InputError("launch is 'graph' and graphs is 'off'", hint="give launch='direct'")
-    bundle = open_bundle(path, verify_weights=verify_weights)
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    where = torch.device(device)
-    if where.type not in ("cpu", "cuda"):
-        raise InputError(f"device {str(where)!r} is not supported", hint="use 'cuda' or 'cpu'")
-    if where.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("device 'cuda' was asked for, but torch sees no GPU", hint="use device='cpu'")
-    if where.type == "cuda" and where.index is None:
-        where = torch.device("cuda", torch.cuda.current_device())
-    return Program(
-        bundle,
-        device=where,
-        fetch=_fetcher(bundle, weights, made_up=random_weights is not None),
-        random_seed=random_weights,
-        strict=strict,
-        graphs=graphs,
-        launch=launch,
-        allow_ops=allow_ops,
-        static_results=static_results,
-    )
-
-
-def _fetcher(
-    bundle: Bundle, weights: Mapping[str, torch.Tensor] | str | Path | None, *, made_up: bool
-) -> Fetch:
-    """Where tensors come from: a mapping of the caller comes first, then the bundle's own file or reference.
-
-    Args:
-        made_up: what is in a file that is gone counts as not there, instead of being an error.
-    """
-    given = weights if isinstance(weights, Mapping) else {}
-
-    @cache
-    def stored() -> Any:
-        # Opened at the first name that is not given: a bundle may refer to an archive that is not there any more.
-        return Weights.open(bundle.path, source=None if isinstance(weights, Mapping) else weights)
-
-    def fetch(name: str) -> torch.Tensor | None:
-        value = given.get(name)
-        if value is not None:
-            return value.detach()
-        try:
-            return stored().fetch(name)
-        except WeightFileMissing:
-            if made_up:
-                return None
-            raise
-
-    return fetch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -15,6 +15,7 @@ from topo_opt.runtime.dtypes import torch_dtype, torch_dtype_of_triton
 from topo_opt.runtime.load_time import LoadStep, LoadTime
 from topo_opt.runtime.plan import (
     AtenStep,
+    CollectiveStep,
     CopyStep,
     Kernel,
     KernelStep,
@@ -22,6 +23,9 @@ from topo_opt.runtime.plan import (
     Variant,
     ViewStep,
 )
+
+if TYPE_CHECKING:
+    from topo_opt.runtime.ranks import Ranks
 
 
 @contextmanager
@@ -33,9 +37,13 @@ def plain_tensors() -> Iterator[None]:
 
 
 class Launcher(Protocol):
-    """How an executor launches kernels. `allow_ops`: namespaces of custom operators that ATen steps may call."""
+    """How an executor launches kernels. `allow_ops`: namespaces of custom operators that ATen steps may call.
+
+    `ranks`: the other processes of a program for several devices; None for a program of one.
+    """
 
     allow_ops: frozenset[str]
+    ranks: Ranks | None
 
     def prepare(self, name: str, kernel: Kernel, tensors: list[torch.Tensor]) -> Callable[[], None]:
         """The launch of one kernel on these tensors (typed as the kernel's parameters), done as often as called."""
@@ -148,6 +156,8 @@ def bind_variant(
             case CopyStep():
                 bound = BoundStep("copy", str(step.dst), _copier(tensors[step.dst], tensors[step.src]))
                 changed = (step.dst,)
+            case CollectiveStep():
+                bound, changed = bind_collective(step, tensors, launcher.ranks), (step.dst,)
         if first is None and any(base.get(b, b) in state for b in changed):
             first = len(steps)
         steps.append(bound)
@@ -168,6 +178,14 @@ def _bind_load_steps(
             reads = tuple(b.name for b in named.values() if b.name and b.kind != "prepared")
             makes = tuple(variant.buffers[roots[b]].name or "" for b in step.writes)
             yield LoadStep(makes, reads, bound.run)
+
+
+def bind_collective(step: CollectiveStep, tensors: Sequence[torch.Tensor], ranks: Ranks | None) -> BoundStep:
+    """A collective on memory."""
+    if ranks is None:
+        raise TopoError(f"a collective over {', '.join(step.axes)} needs the other ranks")
+    run = ranks.bind(step, tensors[step.src], tensors[step.dst])
+    return BoundStep("collective", f"{step.kind} over {', '.join(step.axes)}", run)
 
 
 def view_of(base: torch.Tensor, step: ViewStep, shape: tuple[int, ...]) -> torch.Tensor:

@@ -141,12 +141,21 @@ class Weights(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def fetch(self, name: str) -> torch.Tensor | None:
-        """The tensor, or None when the bundle does not have it or only knows its shape."""
+    def fetch(self, name: str, part: Sequence[tuple[int, int]] | None = None) -> torch.Tensor | None:
+        """The tensor, or None when the bundle does not have it or only knows its shape.
+
+        Args:
+            part: (first, count) along every dimension: only what is asked for is read.
+        """
         if self._named is not None and name in self._named:
-            return self._named[name]
+            return self._named.part(name, part)
         entry = self.ranges.get(name)
-        return None if entry is None or _absent(entry) else self[name]
+        if entry is None or _absent(entry):
+            return None
+        found = self[name]  # a view of the file: pages are read when they are touched
+        for dim, (first, count) in enumerate(part or ()):
+            found = found.narrow(dim, first, count)
+        return found
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if self._named is not None and name in self._named:
@@ -237,6 +246,15 @@ class NamedTensors(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._where[name].get_tensor(name)
+
+    def part(self, name: str, part: Sequence[tuple[int, int]] | None) -> torch.Tensor:
+        """(first, count) along every dimension of a tensor; nothing else is read. None: all of it."""
+        if part is None:
+            return self[name]
+        view = self._where[name].get_slice(name)
+        if len(view.get_shape()) != len(part):
+            return self[name]  # of another shape than was asked for, which the caller refuses
+        return view[tuple(slice(first, first + count) for first, count in part)]
 
 
 def _absent(entry: TensorRange) -> bool:

@@ -80,17 +80,22 @@ def _join(have: Sharding, want: Sharding, dims: list[list[str]]) -> list[Step]:
 
 
 def _move(dims: list[list[str]], want: Sharding) -> Step | None:
-    """The innermost axis of a dimension that is wanted next in another one."""
+    """The inner axes of a dimension that are wanted next in another one, as many as there are."""
     for source, axes in enumerate(dims):
-        if not axes or axes == list(want.dims[source])[: len(axes)]:
-            continue
-        for dim, wanted in enumerate(want.dims):
-            here = dims[dim]
-            if dim != source and list(wanted[: len(here) + 1]) == [*here, axes[-1]]:
-                axis = dims[source].pop()
-                dims[dim].append(axis)
-                return Step("all_to_all", (axis,), dim, source)
+        kept = _shared(axes, want.dims[source])
+        for first in range(kept, len(axes)):
+            run = axes[first:]
+            for dim, wanted in enumerate(want.dims):
+                moved = [*dims[dim], *run]
+                if dim != source and list(wanted[: len(moved)]) == moved:
+                    dims[source], dims[dim] = axes[:first], moved
+                    return Step("all_to_all", tuple(run), dim, source)
     return None
+
+
+def _shared(axes: Sequence[str], wanted: Sequence[str]) -> int:
+    """How many axes two dimensions have in common, from the outer one on."""
+    return next((i for i, (a, b) in enumerate(zip(axes, wanted)) if a != b), min(len(axes), len(wanted)))
 
 
 def _cut(dims: list[list[str]], want: Sharding, taken: Axes = ()) -> list[Step]:
@@ -113,9 +118,8 @@ def _cut(dims: list[list[str]], want: Sharding, taken: Axes = ()) -> list[Step]:
 def _gather(dims: list[list[str]], want: Sharding) -> list[Step]:
     found = []
     for dim, wanted in enumerate(want.dims):
-        here, kept = dims[dim], 0
-        while kept < min(len(here), len(wanted)) and here[kept] == wanted[kept]:
-            kept += 1
+        here = dims[dim]
+        kept = _shared(here, wanted)
         if kept < len(here):
             found.append(Step("all_gather", tuple(here[kept:]), dim))
             del here[kept:]

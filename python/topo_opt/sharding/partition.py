@@ -22,6 +22,7 @@ from torch_mlir import ir
 from topo_opt.errors import InputError
 from topo_opt.sharding.annotate import RETURN, Annotations
 from topo_opt.sharding.collective import emit, steps
+from topo_opt.sharding.coordinate import coordinate_entry, coordinate_type
 from topo_opt.sharding.partition_ops import LOCAL, Local
 from topo_opt.sharding.propagate import describe
 from topo_opt.sharding.rule import Rule
@@ -29,9 +30,6 @@ from topo_opt.sharding.rule_assignment import Assignment, Axes, assign, axes_of,
 from topo_opt.sharding.rules import FREE_OPS, sharding_rules
 from topo_opt.sharding.spec import Mesh, Sharding
 from topo_opt.structured.graph import Graph, Node
-
-COORDINATE = "coordinate"
-"""`topo.kind` of the argument with the device's coordinates."""
 
 
 def partition(graph: Graph, annotations: Annotations, mesh: Mesh) -> None:
@@ -88,9 +86,7 @@ class _Partitioner:
             )
             self.lies[value] = sharding
             self.local[value, sharding] = argument
-        self.coordinate = block.add_argument(
-            ir.RankedTensorType.get([len(self.mesh.axes)], ir.IntegerType.get_signless(64)), old.location
-        )
+        self.coordinate = block.add_argument(coordinate_type(self.mesh), old.location)
         return block
 
     def _finish(self, returned: list[ir.Value]) -> None:
@@ -104,8 +100,7 @@ class _Partitioner:
             self._note(entry, self._use(RETURN, position, value))
         assert self.coordinate is not None
         if any(True for _ in self.coordinate.uses):
-            kind = {"topo.kind": COORDINATE, "topo.name": COORDINATE, "topo.dtype": "int64"}
-            arguments.append({name: ir.StringAttr.get(text) for name, text in kind.items()})
+            arguments.append(coordinate_entry())
         else:
             block.erase_argument(len(block.arguments) - 1)
         kind_of = ir.FunctionType.get([a.type for a in block.arguments], [v.type for v in returned])
@@ -208,7 +203,15 @@ class _Partitioner:
         results = [result_sharding(rule, position, assignment) for position in range(len(node.results))]
         terms = next((use for use in uses if use.partial), None)
         if terms is not None:
-            results = [Sharding(r.dims, (*terms.partial, *r.partial), terms.combiner) for r in results]
+            # A product that owns rows by the split of its groups takes rows that are owned over the same axes.
+            results = [
+                Sharding(
+                    r.dims,
+                    (*terms.partial, *(a for a in r.partial if a not in terms.partial)),
+                    terms.combiner,
+                )
+                for r in results
+            ]
         types = [self._type(value, sharding) for value, sharding in zip(node.results, results, strict=True)]
         copy = self._copy(node, operands)
         for result, kind in zip(copy.results, types, strict=True):

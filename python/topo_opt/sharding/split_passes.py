@@ -1,0 +1,41 @@
+"""Which passes split a model, by what the user says: a mesh, patterns, or a machine with several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from topo_opt.errors import InputError
+from topo_opt.passes.base import quote
+from topo_opt.sharding.named import parse_mesh, parse_pattern
+from topo_opt.topology import Topology
+
+
+def split_passes(topology: str, machine: Topology, mesh: str | None, shard: Sequence[str]) -> tuple[str, ...]:
+    """The passes as text; none for a program of one device.
+
+    Args:
+        mesh: `data=2,model=4`, the outer axis first.
+        shard: patterns, see `named.parse_pattern`. What they leave open follows from them. Without any the planner chooses.
+
+    Raises:
+        InputError: a mesh or pattern of another form, one without the other, or more places than the machine has devices.
+    """
+    if mesh is None:
+        if shard:
+            raise InputError(
+                f"'{shard[0]}' says how a tensor is split, but no mesh was given",
+                hint="give a mesh, such as model=2",
+            )
+        return ()
+    for text in shard:
+        parse_pattern(text)
+    # A process on the CPU is no device of its own: there may be as many as wanted.
+    devices = () if machine.primary.kind == "cpu" else tuple(machine.compute)
+    parse_mesh(mesh, devices)
+    if shard:
+        options = f"mesh={quote(mesh)} shard={quote(';'.join(shard))} results=whole"
+        chosen = [f"topo-propagate-shardings{{{options}}}"]
+    else:
+        options = f"topology={quote(topology)} mesh={quote(mesh)} results=whole"
+        chosen = [f"topo-plan-shardings{{{options}}}", "topo-propagate-shardings{results=whole}"]
+    return (*chosen, "topo-partition", "topo-lower-slices", "topo-outline-collectives")
