@@ -112,11 +112,22 @@ def local_work(op: PlanOp, strategy: Strategy, sizes: Sequence[int]) -> tuple[fl
     return work.flops * share, nbytes
 
 
+def least_cost(op: PlanOp, count: int, prices: Prices, kinds: Sequence[str]) -> int:
+    """Picoseconds that `count` devices take at least: everything split evenly."""
+    work = op.work
+    nbytes = sum(size for _, size in (*work.reads, *work.writes)) / count
+    if work.shared_rows:  # which matrices are read is only known for a split of the rows
+        nbytes = 0.0
+    found = min(picoseconds(prices.launch(d)) for d in kinds) * work.kernels
+    if work.flops or nbytes:
+        found += min(picoseconds(prices.compute(work.flops / count, nbytes, work.dtype, d)) for d in kinds)
+    return found
+
+
 def compute_table(
-    op: PlanOp, choices: Sequence[Strategy], sizes: Sequence[int], prices: Prices, devices: Sequence[str]
+    op: PlanOp, choices: Sequence[Strategy], sizes: Sequence[int], prices: Prices, kinds: Sequence[str]
 ) -> Table:
-    """Picoseconds of every strategy on the slowest of `devices`, kernel starts included."""
-    kinds = slowest_first(prices, devices)
+    """Picoseconds of every strategy on the slowest of the devices `kinds`, kernel starts included."""
     costs = np.zeros(len(choices), dtype=np.int64)
     for i, choice in enumerate(choices):
         flops, nbytes = local_work(op, choice, sizes)
@@ -126,7 +137,7 @@ def compute_table(
     return costs
 
 
-def slowest_first(prices: Prices, devices: Sequence[str]) -> list[str]:
+def device_kinds(prices: Prices, devices: Sequence[str]) -> list[str]:
     """One device of every kind among `devices`, told apart by what three works cost, one bound by each resource."""
     seen: dict[tuple[float, ...], str] = {}
     for device in devices:

@@ -28,7 +28,7 @@ class Layers:
 
 def layers_of(graph: PlanGraph) -> Layers:
     """The repetition that covers most operations, cut where the fewest values pass from one layer to the next."""
-    kinds = _kinds(graph)
+    kinds = graph.kinds
     start, period, count = _longest(kinds)
     if count < 2:
         return Layers((-1,) * len(graph.ops), (), 0)
@@ -42,11 +42,6 @@ def layers_of(graph: PlanGraph) -> Layers:
     for i in range(start, start + period * count):
         layer_of[i] = (i - start) // period
     return Layers(tuple(layer_of), tuple(start + k * period for k in range(count)), period)
-
-
-def _kinds(graph: PlanGraph) -> list[int]:
-    numbers: dict[object, int] = {}
-    return [numbers.setdefault((op.name, op.signature), len(numbers)) for op in graph.ops]
 
 
 def _longest(kinds: Sequence[int]) -> tuple[int, int, int]:

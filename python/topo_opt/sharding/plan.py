@@ -14,7 +14,7 @@ from typing import Literal
 
 from topo_opt.errors import InputError
 from topo_opt.sharding import pins as pinning
-from topo_opt.sharding.cost import PICOSECONDS, Prices, TopologyPrices, check_devices
+from topo_opt.sharding.cost import PICOSECONDS, Prices, TopologyPrices, check_devices, least_cost
 from topo_opt.sharding.layers import layers_of
 from topo_opt.sharding.memory import MemoryUse, gigabytes
 from topo_opt.sharding.meshes import Closeness, candidate_meshes, choose_devices, cluster, make_mesh
@@ -159,7 +159,7 @@ class _Planner:
     def _consider(self, mesh: Mesh, total: int) -> None:
         costs = Costs(mesh, self.prices)
         size, limit = len(mesh.devices), self._limit(mesh)
-        work = sum(int(costs.strategies(op)[1].min()) for op in self.graph.ops) / PICOSECONDS
+        work = self._least(costs) / PICOSECONDS
         most = total // size if self.options.mesh is None else 1
         least = work / most if self.options.objective == "throughput" else work
         if self.best is not None and least >= self._value(self.best):
@@ -181,6 +181,14 @@ class _Planner:
                 self._pipelines(problem, fitting, free, fit, limit, most)
         except TooWide as error:
             self._pass(mesh, f"too large to solve: {error}")
+
+    def _least(self, costs: Costs) -> int:
+        """Picoseconds that the work takes at least on the mesh, by what its devices can do at best together."""
+        found: dict[int, int] = {}
+        for kind, op in zip(self.graph.kinds, self.graph.ops):
+            if kind not in found:
+                found[kind] = least_cost(op, len(costs.mesh.devices), self.prices, costs.kinds)
+        return sum(found[kind] for kind in self.graph.kinds)
 
     def _whole(self, problem: MeshProblem, fitting: Fitting, free: Fit, limit: int, most: int) -> Fit | None:
         """The mesh as it is, one stage."""

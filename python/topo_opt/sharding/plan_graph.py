@@ -100,13 +100,19 @@ class PlanValue:
 
 @dataclass
 class PlanGraph:
-    """Operations in program order, and values; `name` is that of the function."""
+    """Operations in program order, and values; `name` is that of the function.
+
+    `kinds[i]` is a number that operation i shares with those of equal signature.
+    """
 
     ops: list[PlanOp]
     values: list[PlanValue]
     name: str = "main"
+    kinds: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        numbers: dict[object, int] = {}
+        self.kinds = [numbers.setdefault(op.signature, len(numbers)) for op in self.ops]
         for value in self.values:
             value.uses = []
         for index, op in enumerate(self.ops):

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from topo_opt.sharding.cost import Prices, compute_table, picoseconds
+from topo_opt.sharding.cost import Prices, compute_table, device_kinds, picoseconds
 from topo_opt.sharding.cost_reshard import Conversions
-from topo_opt.sharding.plan_graph import PlanGraph, PlanOp, PlanValue
+from topo_opt.sharding.plan_graph import PlanGraph, PlanValue
 from topo_opt.sharding.solver import FORBIDDEN, Problem, Table
 from topo_opt.sharding.spec import Mesh
 from topo_opt.sharding.strategies import Axes, Layout, Strategy, replicated, strategies
@@ -37,7 +37,8 @@ class Costs:
         self._groups: dict[Axes, tuple[tuple[str, ...], ...]] = {}
         self._names = names
         self.conversions = Conversions(self.sizes, self._price)
-        self._strategies: dict[object, tuple[list[Strategy], Table]] = {}
+        self.kinds = device_kinds(prices, mesh.devices)
+        self._strategies: dict[int, tuple[list[Strategy], Table]] = {}
         self._layouts: dict[tuple[int, int, str], tuple[Layout, ...]] = {}
         self.tables: dict[object, Table] = {}
 
@@ -50,19 +51,21 @@ class Costs:
     def _price(self, kind: str, axes: Axes, nbytes: int) -> int:
         return picoseconds(self.prices.collective(kind, nbytes, self.groups(axes)).seconds)
 
-    def strategies(self, op: PlanOp) -> tuple[list[Strategy], Table]:
-        """The strategies of an operation and what they cost to compute."""
-        known = self._strategies.get(op.signature)
+    def strategies(self, graph: PlanGraph, index: int) -> tuple[list[Strategy], Table]:
+        """The strategies of an operation of the graph that the costs are used for, and what they cost to compute."""
+        kind = graph.kinds[index]
+        known = self._strategies.get(kind)
         if known is None:
+            op = graph.ops[index]
             choices = strategies(op, self.sizes)
-            table = compute_table(op, choices, self.sizes, self.prices, self.mesh.devices)
-            known = self._strategies[op.signature] = (choices, table)
+            table = compute_table(op, choices, self.sizes, self.prices, self.kinds)
+            known = self._strategies[kind] = (choices, table)
         return known
 
-    def side(self, op: PlanOp, position: int, which: str) -> tuple[Layout, ...]:
+    def side(self, graph: PlanGraph, index: int, position: int, which: str) -> tuple[Layout, ...]:
         """The layout of an operand or result under every strategy."""
-        choices, table = self.strategies(op)
-        key = (id(table), position, which)
+        choices, _ = self.strategies(graph, index)
+        key = (graph.kinds[index], position, which)
         known = self._layouts.get(key)
         if known is None:
             known = self._layouts[key] = tuple(getattr(s, which)[position] for s in choices)
@@ -148,8 +151,8 @@ class _Builder:
         graph, problem = self.graph, self.problem
         self.op_variables: list[int] = []
         self.op_choices: list[list[Strategy]] = []
-        for index, op in enumerate(graph.ops):
-            choices, table = self.costs.strategies(op)
+        for index in range(len(graph.ops)):
+            choices, table = self.costs.strategies(graph, index)
             variable = problem.variable(len(choices))
             problem.layers[variable] = self.layer_of[index]
             problem.add((variable,), table)
@@ -175,12 +178,12 @@ class _Builder:
     def _value(self, number: int) -> None:
         graph, problem, tables = self.graph, self.problem, self.costs.conversions
         value = graph.values[number]
-        taken = [self.costs.side(graph.ops[op], position, "operands") for op, position in value.uses]
+        taken = [self.costs.side(graph, op, position, "operands") for op, position in value.uses]
         produced: tuple[Layout, ...] = ()
         maker = -1
         if value.producer >= 0:
-            op = graph.ops[value.producer]
-            produced = self.costs.side(op, op.results.index(number), "results")
+            place = graph.ops[value.producer].results.index(number)
+            produced = self.costs.side(graph, value.producer, place, "results")
             maker = self.op_variables[value.producer]
         layers = {self.layer_of[op] for op, _ in value.uses} | (
             {self.layer_of[value.producer]} if value.producer >= 0 else set()
@@ -196,8 +199,8 @@ class _Builder:
         problem.layers[variable] = layers.pop() if len(layers) == 1 else -1
         if maker >= 0:
             problem.add((maker, variable), tables.table(produced, layouts, value.nbytes))
-        for (user, _), side in zip(value.uses, taken):
-            problem.add((variable, self.op_variables[user]), tables.table(layouts, side, value.nbytes))
+        for (op, _), side in zip(value.uses, taken):
+            problem.add((variable, self.op_variables[op]), tables.table(layouts, side, value.nbytes))
 
     def _needs_variable(self, number: int, value: PlanValue, layers: set[int]) -> bool:
         return (

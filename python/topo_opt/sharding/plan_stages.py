@@ -46,7 +46,7 @@ def op_costs(problem: MeshProblem, fit: Fit) -> np.ndarray[tuple[int], np.dtype[
     costs, graph = problem.costs, problem.graph
     found = np.zeros(len(graph.ops), dtype=np.int64)
     for index, op in enumerate(graph.ops):
-        choices, table = costs.strategies(op)
+        choices, table = costs.strategies(graph, index)
         chosen = fit.chosen[index]
         found[index] += int(table[choices.index(chosen)])
         for position, operand in enumerate(op.operands):

@@ -144,6 +144,8 @@ def _dims(dims: DimFactors, split: Sequence[Axes]) -> tuple[Axes, ...]:
 def _in_blocks(rule: Rule, dims: DimFactors, parts: Sequence[int]) -> bool:
     """Whether every device's part of every dimension is one block: a minor factor is split only when all major ones are split up."""
     for factors in dims:
+        if len(factors) < 2:
+            continue
         open_major = False
         for f in factors:
             if open_major and parts[f] > 1:
