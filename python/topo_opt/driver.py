@@ -212,7 +212,13 @@ def _generate(compilation: Compilation) -> dict[str, UnsupportedError]:
     from topo_opt.codegen.triton import lower_kernel
     from topo_opt.codegen.triton.target import Target
 
-    target = Target.of(compilation.options.machine.primary)
+    device = compilation.options.machine.primary
+    if device.target.backend == "none":
+        raise InputError(
+            f"there is no code generation for {device.model}, on which {compilation.options.machine.name} computes",
+            hint="such a topology serves planning; one of a dump names its model with topo-hw import --device",
+        )
+    target = Target.of(device)
     refused: dict[str, UnsupportedError] = {}
     # A member of a pack is generated with the pack.
     launched = {c for _, function in plan_functions(compilation.module) for c in callees(function)}

@@ -55,7 +55,7 @@ def read_hwloc(root: Element, what: str, device: str | None) -> Sketch:
         raise InputError(
             f"{what} has {missing[0]} outside of a host bridge, where hwloc does not list PCI devices"
         )
-    wire_matrices(reader.sketch, root, reader.gpus)
+    wire_matrices(reader.sketch, root, reader.gpus, reader.processors)
     return reader.sketch
 
 
@@ -63,6 +63,7 @@ class _Reader:
     def __init__(self, sketch: Sketch, gpus: dict[Element, str], device: str | None):
         self.sketch, self.gpus, self.device = sketch, gpus, device
         self.numas: dict[int, str] = {}
+        self.processors: dict[str, str] = {}
         self.bridges = self.switches = self.nics = 0
 
     def numa_nodes(self, machine: Element) -> None:
@@ -83,6 +84,8 @@ class _Reader:
     def walk(self, element: Element, above: list[str]) -> None:
         """Looks for host bridges; `above` are the NUMA nodes of the innermost object that has any."""
         here = self._local(element) or above
+        if here and (index := element.get("gp_index")):
+            self.processors[f"{element.get('type')}:{index}"] = here[0]
         for child in element.findall("object"):
             if child.get("type") == "Bridge" and child.get("bridge_type", "").startswith("0"):
                 self._host_bridge(child, here)

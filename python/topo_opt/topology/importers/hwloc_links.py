@@ -3,13 +3,14 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from xml.etree.ElementTree import Element
 
 from topo_opt.topology.importers.models import Hints
 from topo_opt.topology.importers.sketch import Sketch, lane_rate, lanes_of, nvlink_figures, port_figures
 
 _MAX_OBJECTS = 512
+_PROCESSORS = ("Package:", "Machine:", "NUMANode:")
 _MB = 1e6
 # NVML gives the rate of an NVLink with or without what its coding adds: 25, 25.781 and 26.562 GB/s for the same kind.
 _CODINGS = (1.0, 1.03125, 1.0625)
@@ -27,14 +28,19 @@ class _Matrix:
         return min(self.values[i * n + j], self.values[j * n + i])
 
 
-def wire_matrices(sketch: Sketch, root: Element, gpus: dict[Element, str]) -> None:
-    """Adds the links between GPUs, and to NVSwitches, that the matrices of the file show."""
+def wire_matrices(sketch: Sketch, root: Element, gpus: dict[Element, str], numas: dict[str, str]) -> None:
+    """Adds the links between GPUs, to NVSwitches and processors, that the matrices of the file show.
+
+    Args:
+        gpus: the PCI objects of GPUs with their ids.
+        numas: the NUMA node of a processor, by the name that matrices use for it ("Package:3").
+    """
     owners = _owners(gpus)
     seen = False
     for matrix in _matrices(root):
         if matrix.name == "NVLinkBandwidth":
             seen = True
-            _wire_nvlink(sketch, matrix, owners)
+            _wire_nvlink(sketch, matrix, owners, numas)
         elif matrix.name == "XGMIBandwidth":
             seen = True
             _wire_xgmi(sketch, matrix, owners)
@@ -44,13 +50,18 @@ def wire_matrices(sketch: Sketch, root: Element, gpus: dict[Element, str]) -> No
         )
 
 
-def _wire_nvlink(sketch: Sketch, matrix: _Matrix, owners: dict[str, str]) -> None:
+def _wire_nvlink(sketch: Sketch, matrix: _Matrix, owners: dict[str, str], numas: dict[str, str]) -> None:
     places = {i: owners[o] for i, o in enumerate(matrix.objects) if o in owners}
-    others = [i for i in range(len(matrix.objects)) if i not in places]
+    processors = {i: numas[o] for i, o in enumerate(matrix.objects) if o in numas}
+    others = [i for i, o in enumerate(matrix.objects) if i not in places and not o.startswith(_PROCESSORS)]
     for i, j in combinations(places, 2):
         if places[i] != places[j] and (rate := matrix.between(i, j)):
             figures, lanes = _lanes(sketch.gpus[places[i]], rate)
             sketch.wire(places[i], places[j], figures, lanes)
+    for i, j in product(places, processors):
+        if rate := matrix.between(i, j):
+            source = "NVLinkBandwidth of hwloc in the dump: NVLinks to the processor"
+            sketch.wire_at(places[i], processors[j], "c2c", rate * _MB, source)
     # Switches with the same GPUs are the planes of one fabric, over which traffic is spread evenly: one node.
     planes: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
     for other in others:

@@ -57,7 +57,7 @@ def read_nccl(root: Element, what: str, device: str | None) -> Sketch:
     _order_gpus(reader.sketch)
     _sockets(reader.sketch, hosts, numas)
     above = {gpus[pci]: numas[i] for i, cpu in enumerate(hosts) for pci in cpu.iter("pci") if pci in gpus}
-    wire_gpu_links(reader.sketch, gpus, above, to_processors=hosts[0].get("arch", "").startswith("ppc64"))
+    wire_gpu_links(reader.sketch, gpus, above)
     if root.find(".//gpu") is None and _expects_nvlink(reader.sketch):
         reader.sketch.note(
             "the file has no NVLinks, which these GPUs have: it is a template that NCCL completes on the machine; "

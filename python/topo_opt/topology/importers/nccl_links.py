@@ -7,8 +7,8 @@ from xml.etree.ElementTree import Element
 from topo_opt.topology.importers.sketch import Sketch, lane_rate, lanes_of, nvlink_figures, port_figures
 from topo_opt.topology.importers.xml_input import whole
 
-_SWITCH_CLASS = "0680"
-_GPU_CLASSES = ("0300", "0302", "0380", "1200")
+_SWITCH_CLASS, _PROCESSOR_CLASS = "068000", "068001"
+_GPU_CLASSES = ("03", "12")
 _C2C_UNIT = 1e6  # NCCL gives the rate of one C2C link in MB/s
 
 
@@ -23,38 +23,40 @@ class _Entry:
     count: int
 
 
-def wire_gpu_links(
-    sketch: Sketch, gpus: dict[Element, str], numa_of: dict[str, str], *, to_processors: bool
-) -> None:
+def wire_gpu_links(sketch: Sketch, gpus: dict[Element, str], numa_of: dict[str, str]) -> None:
     """Adds the links of all GPUs.
 
     Args:
         gpus: the `<pci>` of GPUs with their ids.
         numa_of: the NUMA node of each GPU.
-        to_processors: whether NVLinks may end at a processor, as on POWER9.
     """
     by_bus = {pci.get("busid", "").lower(): gpu for pci, gpu in gpus.items()}
     direct: dict[tuple[str, str, str], int] = {}
     switched: dict[str, int] = {}
     for entry in _entries(sketch, gpus):
         peer = by_bus.get(entry.target)
-        if peer is None and (entry.target_class == "" or entry.target_class.startswith(_SWITCH_CLASS)):
-            # A target that the machine does not show has no class; NCCL takes it for an NVSwitch.
-            switched[entry.gpu] = switched.get(entry.gpu, 0) + entry.count
-        elif peer == entry.gpu:
+        if peer == entry.gpu:
             sketch.note(
                 f"{entry.count} {entry.kind}s of {entry.gpu} lead to itself in the file: where they lead is not known"
             )
         elif peer is not None:
             key = (entry.gpu, peer, entry.kind)
             direct[key] = direct.get(key, 0) + entry.count
-        elif entry.target_class.startswith(_GPU_CLASSES) or not to_processors:
+        elif entry.target_class.startswith(_PROCESSOR_CLASS):
+            _to_processor(sketch, entry, numa_of[entry.gpu])
+        elif entry.target_class.startswith(_GPU_CLASSES):
             sketch.note(
-                f"{entry.count} {entry.kind}s of {entry.gpu} lead to {entry.target[:20]} of class "
-                f"{entry.target_class[:8]}, which is neither a GPU of the file nor an NVSwitch: left out"
+                f"{entry.count} {entry.kind}s of {entry.gpu} lead to the GPU {entry.target[:20]}, which is not in the "
+                "file: left out"
             )
         else:
-            _to_processor(sketch, entry, numa_of[entry.gpu])
+            # A target that the machine does not show has no class, or a wrong one; like NCCL, take it for an NVSwitch.
+            switched[entry.gpu] = switched.get(entry.gpu, 0) + entry.count
+            if entry.target_class and not entry.target_class.startswith(_SWITCH_CLASS):
+                sketch.note(
+                    f"{entry.count} {entry.kind}s of {entry.gpu} lead to {entry.target[:20]} of class "
+                    f"{entry.target_class[:8]}, which is no NVSwitch: taken for one, as NCCL does"
+                )
     _wire_switched(sketch, switched)
     _wire_direct(sketch, direct)
     for pci, gpu in gpus.items():
