@@ -10,7 +10,7 @@ of its size. --points lists every point.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from rich.console import Console
@@ -18,9 +18,17 @@ from rich.table import Table
 
 from topo_opt import topology
 from topo_opt.collectives import CollectiveModel
+from topo_opt.collectives.correction import RINGS
 from topo_opt.topology import Topology
 
 MODELS = ("uncalibrated", "calibrated", "without the point", "without the size")
+SETS: dict[str, Callable[[str], bool]] = {
+    "all-reduce, all-gather, reduce-scatter": lambda curve: (
+        curve in tuple(f"{kind} library" for kind in RINGS)
+    ),
+    "all-to-all, broadcast": lambda curve: curve in ("all_to_all library", "broadcast library"),
+    "on symmetric memory": lambda curve: curve.endswith("shot"),
+}
 Point = tuple[int, int]  # curve, point
 
 
@@ -36,11 +44,10 @@ def main() -> None:
     summary = Table(title=f"{machine.name}: error of the predicted time")
     for column in ("curves", "model", "points", "median", "worst"):
         summary.add_column(column, justify="left" if column in ("curves", "model") else "right")
-    for library in (True, False):
+    for label, belongs in SETS.items():
         for name in MODELS:
-            found = [abs(e) for curve, _, _, e in errors[name] if (curve.split()[1] == "library") == library]
+            found = [abs(e) for curve, _, _, e in errors[name] if belongs(curve)]
             if found:
-                label = "library" if library else "symmetric memory"
                 summary.add_row(label, name, str(len(found)), f"{np.median(found):.1%}", f"{max(found):.1%}")
     console.print(summary)
     if arguments.points:

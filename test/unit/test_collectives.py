@@ -5,6 +5,7 @@ import math
 import pytest
 from collective_machines import ALPHA, BETA, group, link, machine, mesh, ring, switch, torus
 
+from topo_opt import topology
 from topo_opt.collectives import CollectiveModel
 from topo_opt.errors import InputError
 from topo_opt.topology import Topology
@@ -12,9 +13,9 @@ from topo_opt.topology import Topology
 SIZES = (1.0, 4096.0, 1e6, 3.7e8)
 
 
-def seconds(topology: Topology, kind: str, nbytes: float, algorithm: str, groups=None) -> float:
-    count = len(topology.compute)
-    model = CollectiveModel(topology, library=None)
+def seconds(machine_: Topology, kind: str, nbytes: float, algorithm: str, groups=None) -> float:
+    count = len(machine_.compute)
+    model = CollectiveModel(machine_, library=None)
     return model.cost(kind, nbytes, groups or group(count), algorithm).seconds
 
 
@@ -22,11 +23,11 @@ def seconds(topology: Topology, kind: str, nbytes: float, algorithm: str, groups
 @pytest.mark.parametrize("count", [2, 3, 4, 8, 16])
 @pytest.mark.parametrize("build", [ring, switch, mesh])
 def test_ring(build, count, nbytes):
-    topology = build(count)
+    built = build(count)
     hop = ALPHA + nbytes / (count * BETA)
-    assert seconds(topology, "all_reduce", nbytes, "ring") == pytest.approx(2 * (count - 1) * hop, rel=1e-9)
-    assert seconds(topology, "all_gather", nbytes, "ring") == pytest.approx((count - 1) * hop, rel=1e-9)
-    assert seconds(topology, "reduce_scatter", nbytes, "ring") == pytest.approx((count - 1) * hop, rel=1e-9)
+    assert seconds(built, "all_reduce", nbytes, "ring") == pytest.approx(2 * (count - 1) * hop, rel=1e-9)
+    assert seconds(built, "all_gather", nbytes, "ring") == pytest.approx((count - 1) * hop, rel=1e-9)
+    assert seconds(built, "reduce_scatter", nbytes, "ring") == pytest.approx((count - 1) * hop, rel=1e-9)
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
@@ -41,7 +42,7 @@ def test_ring_in_both_directions(count, nbytes):
 @pytest.mark.parametrize("nbytes", SIZES)
 @pytest.mark.parametrize("count", [2, 4, 8, 16])
 def test_switch(count, nbytes):
-    topology, rounds = switch(count), math.log2(count)
+    built, rounds = switch(count), math.log2(count)
     part = (count - 1) * nbytes / (count * BETA)
     whole = nbytes / BETA
     expected = {
@@ -58,17 +59,17 @@ def test_switch(count, nbytes):
         ("all_to_all", "direct"): ALPHA + part,
     }
     for (kind, algorithm), time in expected.items():
-        assert seconds(topology, kind, nbytes, algorithm) == pytest.approx(time, rel=1e-9), (kind, algorithm)
+        assert seconds(built, kind, nbytes, algorithm) == pytest.approx(time, rel=1e-9), (kind, algorithm)
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_full_mesh(count, nbytes):
-    topology = mesh(count)
-    assert seconds(topology, "all_reduce", nbytes, "one-shot") == pytest.approx(ALPHA + nbytes / BETA)
+    built = mesh(count)
+    assert seconds(built, "all_reduce", nbytes, "one-shot") == pytest.approx(ALPHA + nbytes / BETA)
     two = 2 * (ALPHA + nbytes / (count * BETA))
-    assert seconds(topology, "all_reduce", nbytes, "two-shot") == pytest.approx(two)
-    assert seconds(topology, "all_to_all", nbytes, "direct") == pytest.approx(ALPHA + nbytes / (count * BETA))
+    assert seconds(built, "all_reduce", nbytes, "two-shot") == pytest.approx(two)
+    assert seconds(built, "all_to_all", nbytes, "direct") == pytest.approx(ALPHA + nbytes / (count * BETA))
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
@@ -135,6 +136,49 @@ def test_a_ring_avoids_a_missing_link():
     whole, cut = CollectiveModel(mesh(6), library=None), CollectiveModel(machine(6, links), library=None)
     args = ("all_reduce", 1e8, group(6), "ring")
     assert cut.cost(*args).seconds == pytest.approx(whole.cost(*args).seconds)
+
+
+def test_without_peer_access_data_go_through_host_memory():
+    """Two GPUs on one PCIe switch that can't reach each other: up to the host and down again, over the switch's uplink twice."""
+    links = [
+        link("gpu0", "sw", 25e9, kind="pcie"),
+        link("gpu1", "sw", 25e9, kind="pcie"),
+        link("sw", "bridge", 20e9, kind="pcie"),
+        link("bridge", "numa", 100e9, kind="fabric"),
+    ]
+    nodes = [("sw", "pcie_switch"), ("bridge", "root_complex"), ("numa", "numa")]
+    access = {"farthest": "LOC", "source": "test"}
+    peers = CollectiveModel(machine(2, links, nodes), library=None)
+    staged = CollectiveModel(machine(2, links, nodes, peer_access=access), library=None)
+    assert ("sw", "bridge") not in peers.cost("all_gather", 2e8, group(2), "ring").link_bytes
+    cost = staged.cost("all_gather", 2e8, group(2), "ring")
+    for edge in (("gpu0", "sw"), ("sw", "gpu0"), ("gpu1", "sw"), ("sw", "gpu1")):
+        assert cost.link_bytes[edge] == pytest.approx(1e8)
+    for edge in (("sw", "bridge"), ("bridge", "sw"), ("bridge", "numa"), ("numa", "bridge")):
+        assert cost.link_bytes[edge] == pytest.approx(2e8)
+    assert cost.bottleneck in (("sw", "bridge"), ("bridge", "sw"))
+    assert cost.seconds == pytest.approx(2e8 / 20e9 + 6 * ALPHA)
+    limit = {**access, "staged_bytes_per_s": {"value": 5e9, "source": "test"}}
+    limited = CollectiveModel(machine(2, links, nodes, peer_access=limit), library=None)
+    found = limited.cost("all_gather", 2e8, group(2), "ring")
+    assert found.seconds == pytest.approx(1e8 / 5e9 + 6 * ALPHA) and found.bottleneck_kind == "staged"
+
+
+def test_peer_access_ends_at_a_class():
+    """Peer access up to a host bridge: pairs of one socket are direct, the others staged."""
+    model = CollectiveModel(topology.load("l20-x8-pcie"))
+    near, far = model.network.route("gpu0", "gpu1"), model.network.route("gpu0", "gpu7")
+    assert near.route_class == "pcie" and far.path_class == "SYS"
+    assert sum(near.weights) < sum(far.weights)
+
+
+def test_all_nics_of_a_cluster_are_used():
+    model = CollectiveModel(topology.load("hgx-h100-x8-ib-x16"))
+    cost = model.cost("all_reduce", 1 << 28, (tuple(model.topology.compute),))
+    up = [nbytes for (a, b), nbytes in cost.link_bytes.items() if "nic" in a and "leaf" in b]
+    # An eighth of what an all-reduce among the hosts sends at least.
+    assert len(up) == 128 and max(up) <= 1.1 * 2 * (15 / 16) * (1 << 28) / 8
+    assert "network" in cost.bottleneck_kind
 
 
 @pytest.mark.parametrize(

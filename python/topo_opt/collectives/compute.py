@@ -42,9 +42,8 @@ class ComputeModel:
             device = self._devices[gemm.device]
             shapes = [(p.m, p.n, p.k) for p in gemm.points]
             modelled = [self._product_s(device, gemm.dtype, shape) for shape in shapes]
-            self._products[device.model, gemm.dtype] = _fit(
-                np.array(shapes, dtype=float), [p.seconds for p in gemm.points], modelled
-            )
+            measured = [_launched(p.seconds, device) for p in gemm.points]
+            self._products[device.model, gemm.dtype] = _fit(np.array(shapes, dtype=float), measured, modelled)
         for copy in topology.measured.copies:
             if copy.ends[0] == copy.ends[1]:
                 device = self._devices[copy.ends[0]]
@@ -90,6 +89,11 @@ class ComputeModel:
         return max(
             2.0 * m * n * k / device.ops_per_s(dtype), nbytes / device.memory.read_write_bytes_per_s.value
         )
+
+
+def _launched(seconds: float, device: Device) -> float:
+    """A measured time without the launch that is in it, which most of a very short one is."""
+    return max(seconds - device.launch.replayed_ns.value * 1e-9, 0.1 * seconds)
 
 
 def _fit(places: Array, measured: Sequence[float], modelled: Sequence[float]) -> Kriging:

@@ -1,8 +1,9 @@
 """What measured collectives say about the model: a factor for every kind, size and number of devices.
 
 The logarithm of measured over modelled time is a smooth function of the bytes that a device sends. A part of it is common to
-all kinds of collectives over the same links (the library and the links are the same), a smaller part belongs to one kind.
-It fades with the number of devices, so that curves of two devices also say something about eight.
+all-reduce, all-gather and reduce-scatter over the same links (the library runs the same rings), a smaller part belongs to one
+kind; other kinds have only their own. It fades with the number of devices, so that curves of two devices also say something
+about eight.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from topo_opt.collectives.schedule import KINDS, Kind
 Signature = tuple[str, ...]
 """The kinds of links that a collective uses, and "staged"."""
 
-# Standard deviations of the logarithm of measured over modelled time, and lengths in doublings. The model is off by 15%
+# Standard deviations of the logarithm of measured over modelled time, and lengths in doublings. The model is off by up to 20%
 # where it is off (benchmarks/collectives.py prints it uncalibrated), medians of 20 repeats scatter by a few per cent, and
 # protocols change over a few doublings of the size.
-COMMON, OF_KIND, NOISE = 0.15, 0.08, 0.03
-LENGTH, LENGTH_OF_KIND, LENGTH_OF_DEVICES = 1.5, 6.0, 3.0
+COMMON, OF_KIND, NOISE = 0.2, 0.06, 0.04
+RINGS = ("all_reduce", "all_gather", "reduce_scatter")
+LENGTH, LENGTH_OF_KIND, LENGTH_OF_DEVICES = 1.2, 6.0, 3.0
 
 
 @dataclass(frozen=True)
@@ -56,16 +58,18 @@ class Correction:
         for seen in observations:
             sets.setdefault((seen.curve, seen.signature), []).append(seen)
         self._fits = {key: _fit(members) for key, members in sets.items()}
-        self._ranges: dict[tuple[str, Signature], tuple[float, float]] = {}
-        for key, members in sets.items():
-            sent = [sent_bytes(o.kind, o.devices, o.nbytes) for o in members]
-            self._ranges[key] = min(sent), max(sent)
+        self._ranges: dict[tuple[str, Signature, Kind], tuple[float, float]] = {}
+        for seen in observations:
+            place = (seen.curve, seen.signature, RINGS[0] if seen.kind in RINGS else seen.kind)
+            sent = sent_bytes(seen.kind, seen.devices, seen.nbytes)
+            low, high = self._ranges.get(place, (sent, sent))
+            self._ranges[place] = min(low, sent), max(high, sent)
 
     def measured_range(
         self, curve: str, signature: Signature, kind: Kind, devices: int
     ) -> tuple[float, float] | None:
         """The smallest and largest size of a collective that measurements speak about; None when there are none."""
-        bounds = self._ranges.get((curve, signature))
+        bounds = self._ranges.get((curve, signature, kind if kind not in RINGS else RINGS[0]))
         if bounds is None:
             return None
         one = sent_bytes(kind, devices, 1.0)
@@ -74,15 +78,19 @@ class Correction:
     def log_factor(self, curve: str, signature: Signature, kind: Kind, devices: int, nbytes: Array) -> Array:
         """The logarithm of the factor at each size."""
         sent = np.log2(sent_bytes(kind, devices, 1.0) * nbytes)
-        places = np.column_stack(
-            [sent, np.full(len(sent), KINDS.index(kind)), np.full(len(sent), math.log2(devices))]
-        )
-        return self._fits[curve, signature](places)
+        rest = np.tile(_coordinates(kind, devices), (len(sent), 1))
+        return self._fits[curve, signature](np.column_stack([sent, rest]))
+
+
+def _coordinates(kind: Kind, devices: int) -> tuple[float, float, float]:
+    """Of an observation beside its bytes: the kind, what it shares a part with, doublings of the number of devices."""
+    family = RINGS[0] if kind in RINGS else kind
+    return KINDS.index(kind), KINDS.index(family), math.log2(devices)
 
 
 def _fit(members: Sequence[Observation]) -> Kriging:
     places = [
-        [math.log2(sent_bytes(o.kind, o.devices, o.nbytes)), KINDS.index(o.kind), math.log2(o.devices)]
+        (math.log2(sent_bytes(o.kind, o.devices, o.nbytes)), *_coordinates(o.kind, o.devices))
         for o in members
     ]
     values = [math.log(o.measured_s / o.modelled_s) for o in members]
@@ -92,11 +100,26 @@ def _fit(members: Sequence[Observation]) -> Kriging:
 def _covariance(a: Array, b: Array) -> Array:
     distance = a[:, None, 0] - b[None, :, 0]
     same = a[:, None, 1] == b[None, :, 1]
-    fade = np.exp(-np.abs(a[:, None, 2] - b[None, :, 2]) / LENGTH_OF_DEVICES)
-    common = COMMON**2 * matern32(distance / LENGTH)
+    related = a[:, None, 2] == b[None, :, 2]
+    fade = np.exp(-np.abs(a[:, None, 3] - b[None, :, 3]) / LENGTH_OF_DEVICES)
+    common = COMMON**2 * related * matern32(distance / LENGTH)
     own = OF_KIND**2 * same * matern32(distance / LENGTH_OF_KIND)
     out: Array = (common + own) * fade
     return out
+
+
+def _isotonic(values: Array) -> Array:
+    """The nearest sequence that never falls, least squares: neighbours in the wrong order are given their mean.
+
+    Pool adjacent violators, Barlow, Bartholomew, Bremner and Brunk, "Statistical inference under order restrictions" (1972).
+    """
+    pools: list[tuple[float, int]] = []
+    for value in values.tolist():
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (left, before), (right, behind) = pools[-2:]
+            pools[-2:] = [((left * before + right * behind) / (before + behind), before + behind)]
+    return np.repeat([mean for mean, _ in pools], [count for _, count in pools])
 
 
 class Table:
@@ -131,7 +154,7 @@ class Table:
         if not np.isfinite(modelled).all():
             return None
         raw = modelled * np.exp(correction.log_factor(curve, signature, kind, devices, sizes))
-        seconds = np.maximum.accumulate(raw)
+        seconds = np.exp(_isotonic(np.log(raw)))
         return cls(sizes, seconds, float(seconds[0] / modelled[0]), float(seconds[-1] / modelled[-1]))
 
     def factor(self, nbytes: float, modelled_s: float) -> float:

@@ -23,7 +23,7 @@ from typing import Any
 
 # NVLink multicast stays off: a process that dies while it is used can take the switch out of service for the whole host.
 ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
-GRAPHED_BYTES = 8 << 20
+MANY_BYTES = 8 << 20
 SYMMETRIC_BYTES = 8 << 20
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 
@@ -108,17 +108,18 @@ class Bench:
         count = nbytes // self.dtype.itemsize
         return self.torch.randn(count, device=self.device, dtype=self.torch.float32).to(self.dtype)
 
-    def times(self, call: Callable[[], Any], nbytes: int, group: Any = None) -> Times:
-        """Sorted seconds of one call, a value for each repeat. With a group its ranks start together and the slowest counts."""
-        runs = 10 if nbytes <= GRAPHED_BYTES else 3
+    def times(self, call: Callable[[], Any], runs: int, group: Any = None, graph: bool = True) -> Times:
+        """Sorted seconds of one call, a value for each repeat of `runs` calls.
+
+        With a group its ranks start together and the slowest counts. On a GPU the calls are in a CUDA graph, or not.
+        """
         for _ in range(3):
             call()
-        run = self._graph(call, runs) if self.on_gpu else _loop(call, runs)
+        run = self._graph(call, runs) if self.on_gpu and graph else _loop(call, runs)
         run()
         found = []
         for _ in range(self.plan.repeats):
-            if group is not None:
-                self._together(group)
+            self._together(group)
             found.append(self._timed(run) / runs)
         if group is not None:
             slowest = self.torch.tensor(found, device=self.device, dtype=self.torch.float64)
@@ -148,7 +149,8 @@ class Bench:
             time.sleep(0.05)
 
     def _together(self, group: Any) -> None:
-        self.dist.barrier(group=group)
+        if group is not None:
+            self.dist.barrier(group=group)
         if self.on_gpu:
             self.torch.cuda.synchronize()
 
@@ -212,7 +214,8 @@ def _collectives(bench: Bench, result: Result) -> None:
                 for nbytes in sizes:
                     bench.watch.step(f"{kind} of {nbytes} bytes among {size}")
                     with _left_out(result, f"{kind} among {size}") as tried:
-                        found = bench.times(_call(bench, kind, nbytes, size, group), nbytes, group)
+                        call = _call(bench, kind, nbytes, size, group)
+                        found = bench.times(call, _runs(nbytes), group)
                         result.collectives.append(_row(kind, "library", size, nbytes, found))
                     if tried:
                         break
@@ -223,7 +226,7 @@ def _collectives(bench: Bench, result: Result) -> None:
 
 def _symmetric(bench: Bench, result: Result, size: int, group: Any, sizes: Sequence[int]) -> None:
     torch = bench.torch
-    with _left_out(result, f"symmetric memory among {size}"):
+    with _left_out(result, f"symmetric memory among {size}", optional=True):
         import torch.distributed._symmetric_memory as memory
 
         name = group.group_name
@@ -238,20 +241,22 @@ def _symmetric(bench: Bench, result: Result, size: int, group: Any, sizes: Seque
                 "two_shot": partial(ops.two_shot_all_reduce_, shared, "sum", name),
             }
             for algorithm, call in calls.items():
-                found = bench.times(call, nbytes, group)
+                found = bench.times(call, _runs(nbytes), group)
                 result.collectives.append(_row("all_reduce", algorithm, size, nbytes, found))
 
 
 @contextmanager
-def _left_out(result: Result, what: str) -> Iterator[list[str]]:
-    """Notes what this version of PyTorch cannot do. Other errors end the measurement."""
+def _left_out(result: Result, what: str, optional: bool = False) -> Iterator[list[str]]:
+    """Notes what this version of PyTorch cannot do, and why `optional` things fail. Other errors end the measurement."""
     tried: list[str] = []
     try:
         yield tried
     except (NotImplementedError, AttributeError, RuntimeError) as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if isinstance(error, RuntimeError) and not any(
-            w in text.lower() for w in ("not support", "unsupported", "not implement")
+        if (
+            isinstance(error, RuntimeError)
+            and not optional
+            and not any(w in text.lower() for w in ("not support", "unsupported", "not implement"))
         ):
             raise
         tried.append(text)
@@ -266,8 +271,7 @@ def _alone(bench: Bench, result: Result) -> None:
         a = torch.randn(m, k, device=bench.device).to(bench.dtype)
         b = torch.randn(k, n, device=bench.device).to(bench.dtype)
         out = torch.empty(m, n, device=bench.device, dtype=bench.dtype)
-        work = 2 * m * n * k // 1000
-        found = bench.times(lambda a=a, b=b, out=out: torch.mm(a, b, out=out), work)
+        found = bench.times(partial(torch.mm, a, b, out=out), 10)
         result.products.append({"m": m, "n": n, "k": k, "times": found})
     peers = range(bench.world) if bench.on_gpu else (0,)
     for peer in peers:
@@ -280,8 +284,13 @@ def _alone(bench: Bench, result: Result) -> None:
             target = torch.empty_like(
                 source, device=torch.device("cuda", _index(peer)) if peer else bench.device
             )
-            found = bench.times(lambda s=source, t=target: t.copy_(s), nbytes)
+            # A copy between devices orders streams of both, which a graph of one of them cannot hold.
+            found = bench.times(partial(target.copy_, source), _runs(nbytes), graph=not peer)
             result.copies.append({"peer": peer, "bytes": nbytes, "times": found})
+
+
+def _runs(nbytes: int) -> int:
+    return 10 if nbytes <= MANY_BYTES else 3
 
 
 def _index(rank: int) -> int:

@@ -15,6 +15,8 @@ MAX_PAIRWISE = 96
 MAX_SEARCHED = 16
 """Groups up to this size are searched for more than one ring."""
 MAX_RINGS = 16
+MAX_HOSTS = 32
+"""Up to so many hosts are ordered by what lies between them; more are passed in the order of the group."""
 _CLUSTER_CLASSES = ("NET", "SYS", "NODE", "PHB")
 
 
@@ -72,7 +74,7 @@ class Orders:
         Every second host is passed backwards, so that a ring stays on one rail from one host to the next.
         """
         inside = [self.rings(host, False)[0][0] for host in hosts]
-        if 2 < len(hosts) <= MAX_PAIRWISE:
+        if 2 < len(hosts) <= MAX_HOSTS:
             cost, _ = self._pairs(tuple(order[0] for order in inside))
             inside = [inside[i] for i in best_order(cost) or range(len(hosts))]
         width = min(len(order) for order in inside)
