@@ -97,8 +97,8 @@ def _everyone(share: Callable[[int], float], rounds: int = 1) -> Builder:
     """Each device sends to every other one, `rounds` times."""
 
     def build(place: Place) -> list[Phase]:
-        moves = tuple(Move(a, b, share(place.size)) for a in place.group for b in place.group if a != b)
-        return [Phase(moves, rounds)]
+        part = share(place.size)
+        return [Phase(tuple([Move(a, b, part) for a in place.group for b in place.group if a != b]), rounds)]
 
     return build
 

@@ -27,7 +27,6 @@ from topo_opt.collectives.schedule import Move, Phase, Schedule, chunks_of
 
 CHUNK_BYTES = 262144
 """Chunks of pipelined phases without a library, which has a size of its own."""
-_CLASSES: tuple[RouteClass, ...] = ("nvlink", "pcie", "staged", "network")
 NONE = "none"
 """The protocol without a library: latency and rate of the links, nothing is added."""
 
@@ -96,10 +95,11 @@ class ScheduleCost:
         starts = np.cumsum([0, *counts[:-1]])
         alone = np.maximum.reduceat(shares / rates[crossed], starts)
         shared = np.maximum.reduceat(seconds[crossed], starts).tolist()
-        hops = {
-            name: [self._network.hop_s(route, protocol) for route in routes]
-            for name, protocol in self._protocols.items()
-        }
+        kinds = {(route.route_class, route.latency_s): route for route in routes}
+        hops = {}
+        for name, protocol in self._protocols.items():
+            hop_of = {kind: self._network.hop_s(route, protocol) for kind, route in kinds.items()}
+            hops[name] = [hop_of[route.route_class, route.latency_s] for route in routes]
         return _Terms(
             steps=phase.steps,
             stages=phase.stages if phase.pipelined else 0,
@@ -152,8 +152,8 @@ class ScheduleCost:
             return total
         last = self._phases[-1]
         if protocol.drains and not last.stages:
-            slowest = max(last.classes, key=_CLASSES.index)
-            total += scaled * last.loaded_s * library.drained(last.share * nbytes, slowest)
+            drained = max(library.drained(last.share * nbytes, route) for route in last.classes)
+            total += scaled * last.loaded_s * drained
         return total + self.start_s(name)
 
 

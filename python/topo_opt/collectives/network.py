@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import NamedTuple
 
 import networkx as nx
 import numpy as np
@@ -33,8 +34,7 @@ class Resource:
     sustained_bytes_per_s: float
 
 
-@dataclass(frozen=True)
-class Route:
+class Route(NamedTuple):
     """How bytes get from one device to another: indices of resources, the sum of stated latencies, and the class.
 
     `weights` counts how often a byte crosses each resource: twice for host memory, which is written and read.

@@ -6,15 +6,14 @@ Bytes are parts of the collective's size, so that one schedule serves all sizes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = str
 Kernel = Literal["one_shot", "two_shot"]
 KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(NamedTuple):
     """One transfer: `share` times the size of the collective from one device to another.
 
     `stage` orders the moves of a pipelined phase: a device passes on what reached it in lower stages. Moves of different
