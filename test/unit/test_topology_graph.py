@@ -85,6 +85,19 @@ def test_the_network_is_crossed_on_the_rail_of_the_gpu():
     assert path_class(graph, "gpu0", "gpu3") == "NET"
 
 
+def test_data_enter_a_machine_by_the_nic_next_to_their_gpu():
+    graph = link_graph(load("hgx-h100-x8-ib-x16"))
+    way = route(graph, "node0.gpu0", "node1.gpu3")
+    assert [node for node in way if "nic" in node or "leaf" in node or node == "spine"] == [
+        "node0.nic0",
+        "leaf0.rail0",
+        "spine",
+        "leaf0.rail3",
+        "node1.nic3",
+    ]
+    assert route(graph, "node0.gpu0", "node1.gpu0")[2:5] == ("node0.nic0", "leaf0.rail0", "node1.nic0")
+
+
 def test_edges_carry_the_figures_of_the_link_in_both_directions():
     data = machine(2, {}, [("gpu1", "gpu0", "nvlink", 25e9)]).model_dump(mode="json")
     data["links"][0] |= {

@@ -12,20 +12,22 @@ from topo_opt.topology.schema import PathClass, Topology
 PATH_CLASSES: tuple[str, ...] = get_args(PathClass)
 """From the nearest to none: the first ones stay within a device and on links made for GPUs, the next follow PCIe outwards."""
 
-# Traffic takes the route with the fewest crossings of the outermost kind: a network only where nothing else leads there.
-# The steps between kinds are larger than any number of crossings in one machine.
+# Traffic takes the route with the fewest crossings of the outermost kind. The steps between kinds are larger than any number
+# of crossings in one machine. Between switches of a network one more costs less than a host's fabric: data leave a machine
+# by the NIC next to their GPU, and enter another one by the NIC next to theirs.
 _OUTERMOST = {
     "nvlink": 1,
     "xgmi": 1,
     "hccs": 1,
     "c2c": 100,
     "pcie": 10_000,
-    "fabric": 1_000_000,
-    "smp": 100_000_000,
-    "network": 10_000_000_000,
+    "fabric": 100_000_000,
+    "smp": 10_000_000_000,
+    "network": 1_000_000_000_000,
 }
+_BETWEEN_SWITCHES = 1_000_000
 # GPUs forward nothing by themselves. Only where no other route exists (a ring, a torus) a route passes through them.
-_FORWARDING = 10**15
+_FORWARDING = 10**17
 _GPU_LINKS = {"nvlink": "NVL", "xgmi": "XGMI", "hccs": "HCCS"}
 
 
@@ -83,10 +85,12 @@ def routes_from(
                 break
         if node != source and nodes[node]["kind"] == "gpu":
             outer += _FORWARDING
+        in_network = nodes[node]["kind"] == "net_switch"
         for neighbour, edge in adjacency[node].items():
             if neighbour not in parents:
                 order += 1
-                step = outer + _OUTERMOST[edge["kind"]]
+                inner = in_network and nodes[neighbour]["kind"] == "net_switch"
+                step = outer + (_BETWEEN_SWITCHES if inner else _OUTERMOST[edge["kind"]])
                 heappush(heap, (step, seconds + 1.0 / edge["bytes_per_s"], order, neighbour, node))
     found = parents if targets is None else [t for t in targets if t in parents]
     return {target: _walk(parents, target) for target in found}
