@@ -70,6 +70,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="fail on operators that are left to ATen, on calls that run as ATen, and on a GPU on what can't be one CUDA graph",
     )
+    parser.add_argument(
+        "--timeout",
+        metavar="S",
+        type=float,
+        default=25.0,
+        help="bundles for several ranks: seconds that one waits for the others (default: %(default)g)",
+    )
     parser.add_argument("--traceback", action="store_true", help="show where in topo-run an error comes from")
     return parser
 
@@ -82,6 +89,15 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.compare and not arguments.bench:
         raise InputError("--compare says what --bench times beside the program", hint="add --bench")
+    from topo_opt.runtime.bundle import open_bundle
+    from topo_opt.tools.run_ranks import connected
+
+    plan = open_bundle(arguments.bundle, verify_weights=False).plan
+    with connected(plan, arguments.device, arguments.timeout):
+        return _run_program(arguments)
+
+
+def _run_program(arguments: argparse.Namespace) -> int:
     program = _load(arguments)
     if arguments.kernels:
         _show_kernels(program.plan, arguments)
@@ -123,9 +139,9 @@ def _load(arguments: argparse.Namespace) -> Program:
 
     from topo_opt.runtime import load
 
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = arguments.device
     try:
-        torch.device(device)
+        torch.device(device or "cpu")
     except RuntimeError:
         raise InputError(f"{device!r} is not a device", hint="use cuda, cuda:N or cpu") from None
     return load(
@@ -135,6 +151,7 @@ def _load(arguments: argparse.Namespace) -> Program:
         random_weights=arguments.random_weights,
         strict=arguments.strict,
         graphs="require" if arguments.strict else "auto",
+        timeout_s=arguments.timeout,
     )
 
 
@@ -296,7 +313,8 @@ def _call(program: Program, selected: list[tuple[str, Variant]], arguments: argp
 
     given = _given(arguments, selected)
     for function, variant in selected:
-        leaves = sample_leaves(variant.inputs, program.device, arguments.seed, given)
+        inputs = program.whole_inputs(variant).inputs
+        leaves = sample_leaves(inputs, program.device, arguments.seed, given)
         for i, out in enumerate(program.call_flat(function, leaves)):
             if isinstance(out, torch.Tensor):
                 number = (

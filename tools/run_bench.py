@@ -90,7 +90,7 @@ def bench_variant(
     """
     if unknown := [c for c in compare if c not in MODES]:
         raise InputError(f"--compare does not know {unknown[0]!r}", hint="choose from " + ", ".join(MODES))
-    leaves = sample_leaves(variant.inputs, program.device, seed, given)
+    leaves = sample_leaves(program.whole_inputs(variant).inputs, program.device, seed, given)
     before = {name: t.clone() for name, t in program.state.items()}
     try:
         timings = [_ours(program, function, variant, leaves)]

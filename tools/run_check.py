@@ -37,14 +37,14 @@ def check_variant(
     given: Mapping[str, torch.Tensor] | None = None,
 ) -> Checked:
     """Runs one variant three ways and compares. The program's state is left as it was."""
-    leaves = sample_leaves(variant.inputs, program.device, seed, given)
+    leaves = sample_leaves(program.whole_inputs(variant).inputs, program.device, seed, given)
     before = {name: t.clone() for name, t in program.state.items()}
     names, eager = _run_aten(program, function, _copies(leaves))
     exact = _run_float64(program, function, _copies(leaves))
     fallbacks = dict(program.fallbacks)
     mine = _copies(leaves)
     try:
-        ours = program.call_flat(function, mine)
+        ours = _whole_results(program, variant, program.call_flat(function, mine))
         ours = ours + [_mutated(program, function, n, mine) for n in names[len(ours) :]]
     finally:
         for name, value in before.items():
@@ -57,6 +57,17 @@ def check_variant(
         elif o != e:
             verdicts.append(Verdict(name, False, f"{o!r} is not {e!r}", *[float("nan")] * 6))
     return Checked(variant.symbol, verdicts, new[0] if new else None)
+
+
+def _whole_results(program: Program, variant: Variant, results: list[Any]) -> list[Any]:
+    """Results that every rank has a part of, put together."""
+    ranks = program.ranks
+    if ranks is None:
+        return results
+    return [
+        value if out.sharding is None else ranks.whole(value, out.sharding)
+        for out, value in zip(variant.outputs, results, strict=True)
+    ]
 
 
 def _copies(leaves: list[Any]) -> list[Any]:
@@ -93,5 +104,5 @@ def _sorted(aten: Any, results: list[Any]) -> tuple[list[str], list[Any]]:
 
 def _mutated(program: Program, function: str, name: str, leaves: list[Any]) -> torch.Tensor:
     if name in program.state:
-        return program.state[name].clone()
+        return program.whole_state(name)
     return leaves[program.input_names(function).index(name)]

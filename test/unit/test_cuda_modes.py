@@ -14,7 +14,7 @@ from direct_launcher import Interpreted
 from topo_opt.api import compile as compile_model
 from topo_opt.codegen.bundle import write_bundle
 from topo_opt.errors import InputError, StrictError, TopoError
-from topo_opt.runtime import cuda, direct_parts, interpreter, load, program, steps
+from topo_opt.runtime import cuda, direct_parts, interpreter, load, steps
 from topo_opt.runtime.steps import StepFailed
 
 pytest.importorskip("triton")

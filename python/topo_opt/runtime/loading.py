@@ -13,9 +13,9 @@ from topo_opt.errors import InputError
 from topo_opt.runtime.bundle import Bundle, open_bundle, verify_weight_files
 from topo_opt.runtime.cuda import GraphMode
 from topo_opt.runtime.launch_choice import LaunchMode
-from topo_opt.runtime.memory import Fetch, Part, cut
+from topo_opt.runtime.memory import Fetch
 from topo_opt.runtime.program import Program
-from topo_opt.runtime.weights import WeightFileMissing, Weights
+from topo_opt.runtime.weights import Part, WeightFileMissing, Weights
 
 if TYPE_CHECKING:
     from topo_opt.runtime.ranks import Ranks
@@ -136,8 +136,7 @@ def _fetcher(
     def fetch(name: str, part: Part | None) -> torch.Tensor | None:
         value = given.get(name)
         if value is not None:
-            fits = part is None or len(part) == value.dim()
-            return cut(value.detach(), part if fits else None)
+            return value.detach() if part is None else part.of(value.detach())
         try:
             return stored().fetch(name, part)
         except WeightFileMissing:

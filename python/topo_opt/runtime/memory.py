@@ -21,14 +21,14 @@ from topo_opt.runtime.aten_program import AtenProgram
 from topo_opt.runtime.dtypes import name_of, torch_dtype
 from topo_opt.runtime.load_time import LoadTime
 from topo_opt.runtime.plan import ALIGNMENT, Buffer, Plan, Variant
+from topo_opt.runtime.weights import Part
 
 if TYPE_CHECKING:
     from topo_opt.runtime.ranks import Ranks
 
-Part = tuple[tuple[int, int], ...]
-"""(first, count) along every dimension of a tensor."""
 Fetch = Callable[[str, Part | None], torch.Tensor | None]
-"""A tensor of the model by its fully qualified name, or a part of it, on the CPU; None when it is not there."""
+"""A tensor of the model by its fully qualified name, or a part of it, on the CPU; None when it is not there. A tensor that is not of
+the size that the part is of comes whole, for `Memory` to refuse."""
 NAMED = ("param", "buffer", "constant")
 
 
@@ -165,7 +165,7 @@ class Memory:
         entry = self.declared[name]
         part = None
         if self.ranks is not None and entry.dims is not None:
-            part = self.ranks.part(entry.dims, entry.shape)
+            part = Part(self.ranks.part(entry.dims, entry.shape), entry.shape)
         found = self.fetch(name, part)
         if found is None:
             if self.random_seed is None:
@@ -176,12 +176,12 @@ class Memory:
             if name not in self.random_names:
                 self.random_names.append(name)
             made = random_tensor(entry, self.random_seed, self.device)
-            return made if part is None else cut(made, part).clone()  # the rest is not kept
-        shape = entry.shape if part is None else tuple(count for _, count in part)
+            return made if part is None else part.of(made).clone()  # the rest is not kept
+        shape = entry.shape if part is None else part.shape
         if found.dtype != torch_dtype(entry.dtype) or tuple(found.shape) != shape:
             raise InputError(
                 f"the weight {name} is {name_of(found.dtype)}{list(found.shape)}, the bundle was compiled for "
-                f"{entry.dtype}{list(shape)}"
+                f"{entry.dtype}{list(entry.shape)}"
             )
         return found
 
@@ -274,13 +274,6 @@ class Memory:
         if raw is None or raw.dtype != torch.uint8 or raw.numel() != b.nbytes:
             raise UntrustedError(f"constants.safetensors has no entry {b.data!r} of {b.nbytes} bytes")
         return raw.clone().view(dtype).reshape(b.shape).to(self.device)
-
-
-def cut(tensor: torch.Tensor, part: Part | None) -> torch.Tensor:
-    """A part of a tensor, a view."""
-    for dim, (first, count) in enumerate(part or ()):
-        tensor = tensor.narrow(dim, first, count)
-    return tensor
 
 
 def _allocate(make: Callable[[], torch.Tensor], nbytes: int, what: str) -> torch.Tensor:

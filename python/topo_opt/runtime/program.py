@@ -204,8 +204,8 @@ class Program:
 
     def whole_state(self, name: str) -> torch.Tensor:
         """A state buffer as one tensor: a copy, put together from all ranks, all of which must call this."""
-        value, dims = self.state[name], self.memory.declared[name].dims
-        return value.clone() if self.ranks is None else self.ranks.whole(value, dims)
+        value, dims = self.state[name].clone(), self.memory.declared[name].dims
+        return value if self.ranks is None else self.ranks.whole(value, dims)
 
     def _refresh(self) -> None:
         """Follows weights that the caller has changed in place: what was made of them is made again."""

@@ -25,6 +25,27 @@ _FINGERPRINT_TAIL = 1 << 20
 _MAX_TABLE_BYTES = 1 << 28
 
 
+@dataclass(frozen=True)
+class Part:
+    """(first, count) along every dimension of a tensor of the shape `of_shape`."""
+
+    box: tuple[tuple[int, int], ...]
+    of_shape: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the part."""
+        return tuple(count for _, count in self.box)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The part, a view; all of a tensor of another shape."""
+        if tuple(tensor.shape) != self.of_shape:
+            return tensor
+        for dim, (first, count) in enumerate(self.box):
+            tensor = tensor.narrow(dim, first, count)
+        return tensor
+
+
 class WeightFileMissing(InputError):
     """A file that a bundle refers to is not there."""
 
@@ -141,21 +162,19 @@ class Weights(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def fetch(self, name: str, part: Sequence[tuple[int, int]] | None = None) -> torch.Tensor | None:
+    def fetch(self, name: str, part: Part | None = None) -> torch.Tensor | None:
         """The tensor, or None when the bundle does not have it or only knows its shape.
 
         Args:
-            part: (first, count) along every dimension: only what is asked for is read.
+            part: only what is asked for is read.
         """
         if self._named is not None and name in self._named:
             return self._named.part(name, part)
         entry = self.ranges.get(name)
         if entry is None or _absent(entry):
             return None
-        found = self[name]  # a view of the file: pages are read when they are touched
-        for dim, (first, count) in enumerate(part or ()):
-            found = found.narrow(dim, first, count)
-        return found
+        # A view of the file: pages are read when they are touched.
+        return self[name] if part is None else part.of(self[name])
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if self._named is not None and name in self._named:
@@ -247,14 +266,14 @@ class NamedTensors(Mapping[str, torch.Tensor]):
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._where[name].get_tensor(name)
 
-    def part(self, name: str, part: Sequence[tuple[int, int]] | None) -> torch.Tensor:
-        """(first, count) along every dimension of a tensor; nothing else is read. None: all of it."""
+    def part(self, name: str, part: Part | None) -> torch.Tensor:
+        """A part of a tensor, of which nothing else is read; all of it where it is not of that shape, or without a part."""
         if part is None:
             return self[name]
         view = self._where[name].get_slice(name)
-        if len(view.get_shape()) != len(part):
-            return self[name]  # of another shape than was asked for, which the caller refuses
-        return view[tuple(slice(first, first + count) for first, count in part)]
+        if tuple(view.get_shape()) != part.of_shape:
+            return self[name]
+        return view[tuple(slice(first, first + count) for first, count in part.box)]
 
 
 def _absent(entry: TensorRange) -> bool:
