@@ -186,3 +186,21 @@ def test_eight_devices_are_fast(h200):
     for _ in range(1000):
         model.cost("all_reduce", 1e6, groups)
     assert time.process_time() - start < 0.05
+
+
+def test_large_all_reduces_of_hopper_boxes():
+    """Rings reach 365 to 370 GB/s of bus rate among 8 H100, NVLS 247, 258, 265, 270 and 273 GB/s of 2 GB among 4 to 8
+    (NVIDIA/nccl issue 1455)."""
+    model = CollectiveModel(topology.load("hgx-h100-x8"))
+    nbytes = 2 << 30
+    for count, rate in ((4, 247), (5, 258), (6, 265), (7, 270), (8, 273)):
+        cost = model.cost("all_reduce", nbytes, group(count))
+        assert cost.algorithm == "in-switch" and nbytes / cost.seconds / 1e9 == pytest.approx(rate, rel=0.05)
+    ring = model.cost("all_reduce", nbytes, group(8), "ring").seconds
+    assert 1.75 * nbytes / ring / 1e9 == pytest.approx(367, rel=0.05)
+    # What the switch does not reduce: with multicast off, other kinds of machines, groups on several switches.
+    off = CollectiveModel(topology.load("hgx-h100-x8"), multicast=False)
+    assert off.cost("all_reduce", nbytes, group(8)).algorithm == "ring, Simple"
+    for name in ("dgx-a100-x8", "mi300x-x8"):
+        other = CollectiveModel(topology.load(name))
+        assert "in-switch" not in other.cost("all_reduce", nbytes, (other.topology.compute,)).algorithm

@@ -11,6 +11,8 @@ With n devices, N bytes, a latency alpha and a rate beta between all of them, th
     one-shot              all_reduce alpha + (n-1) N / beta where a device has one link, alpha + N / beta where it has n-1
     two-shot              all_reduce 2 (alpha + (n-1) N / (n beta)), likewise
     direct                all_gather, reduce_scatter, all_to_all alpha + (n-1) N / (n beta), likewise
+    in-switch             all_reduce alpha + (1 + 1/n) N / beta: a switch reduces what all devices hold, each device asks it for
+                          its part (N out, N/n in) and has the part sent to all (N/n out, N in)
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from topo_opt.collectives import trees
-from topo_opt.collectives.schedule import Kernel, Move, Phase
+from topo_opt.collectives.protocols import Kernel
+from topo_opt.collectives.schedule import Move, Phase
 
 Group = tuple[str, ...]
 Rings = tuple[tuple[Group, float], ...]
@@ -28,12 +31,15 @@ Rings = tuple[tuple[Group, float], ...]
 
 @dataclass(frozen=True)
 class Place:
-    """A group as an algorithm sees it: the devices in their order, rings through them with their shares, members by host."""
+    """A group as an algorithm sees it: the devices in their order, rings through them with their shares, members by host,
+    and whether they hang on one switch that reduces.
+    """
 
     group: Group
     ring: Rings
     rings: Rings
     hosts: tuple[Group, ...]
+    reducing_switch: bool
 
     @property
     def size(self) -> int:
@@ -47,14 +53,14 @@ Builder = Callable[[Place], list[Phase]]
 class Algorithm:
     """A row of the table.
 
-    `in_library`: whether NCCL or RCCL has it. `symmetric`: its kernel on symmetric memory (a key of `Library.symmetric`).
+    `in_library`: whether NCCL or RCCL has it. `kernel`: what runs it, if none of the library's protocols does.
     """
 
     name: str
     builders: Mapping[str, Builder]
     applies: Callable[[Place], bool]
     in_library: bool = True
-    symmetric: Kernel | None = None
+    kernel: Kernel | None = None
 
 
 def _steps(rings: Rings, size: int, steps: int) -> list[Phase]:
@@ -183,12 +189,23 @@ def _tree_of_hosts(place: Place) -> list[Phase]:
     return [Phase(tuple(moves), pipelined=True)]
 
 
+def _in_switch(place: Place) -> list[Phase]:
+    """Bytes to and from the switch as moves to the next device, which load each device's links alike."""
+    group = place.group
+    share = 1 + 1 / place.size
+    return [Phase(tuple(Move(a, b, share) for a, b in zip(group, (*group[1:], group[0]))))]
+
+
 def _send(place: Place) -> list[Phase]:
     return [Phase((Move(place.group[0], place.group[1], 1.0),))]
 
 
 def _always(place: Place) -> bool:
     return True
+
+
+def _switched(place: Place) -> bool:
+    return place.reducing_switch
 
 
 def _several_rings(place: Place) -> bool:
@@ -207,20 +224,21 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm("ring", _ring_table(False), _always),
     Algorithm("multi-ring", _ring_table(True), _several_rings),
     Algorithm("tree", {"all_reduce": _tree_of_hosts}, _equal_hosts),
+    Algorithm("in-switch", {"all_reduce": _in_switch}, _switched, kernel="in_switch"),
     Algorithm("direct", {"all_to_all": _everyone(lambda n: 1 / n), "send": _send}, _always),
     Algorithm(
         "one-shot",
         {"all_reduce": _everyone(lambda n: 1.0)},
         _always,
         in_library=False,
-        symmetric="one_shot",
+        kernel="one_shot",
     ),
     Algorithm(
         "two-shot",
         {"all_reduce": _everyone(lambda n: 1 / n, rounds=2)},
         _always,
         in_library=False,
-        symmetric="two_shot",
+        kernel="two_shot",
     ),
     Algorithm(
         "direct",

@@ -151,8 +151,8 @@ class ScheduleCost:
         if protocol is None or library is None:
             return total
         last = self._phases[-1]
-        if protocol.drains and not last.stages:
-            drained = max(library.drained(last.share * nbytes, route) for route in last.classes)
+        if not last.stages:
+            drained = max(library.drained(protocol, last.share * nbytes, route) for route in last.classes)
             total += scaled * last.loaded_s * drained
         return total + self.start_s(name)
 
@@ -161,8 +161,8 @@ def _protocols(schedule: Schedule, network: Network) -> dict[str, Protocol | Non
     library = network.library
     if library is None:
         return {NONE: None}
-    if schedule.symmetric is not None:
-        return {"symmetric memory": library.symmetric[schedule.symmetric]}
+    if schedule.kernel is not None:
+        return {schedule.kernel: library.kernels[schedule.kernel]}
     return dict(library.protocols)
 
 

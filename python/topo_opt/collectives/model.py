@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from topo_opt.collectives import protocols
 from topo_opt.collectives.algorithms import ALGORITHMS, Group, Place
@@ -21,6 +21,8 @@ from topo_opt.topology.schema import Topology
 Groups = tuple[Group, ...]
 HIERARCHICAL = "hierarchical"
 MAX_KEPT = 1 << 18
+REDUCING = 90
+"""NVSwitches beside GPUs of this compute capability and above reduce (NVIDIA H100 architecture whitepaper: third generation)."""
 # What a hierarchical collective does: (kind, inside of clusters or across them, its size over that of the whole with
 # clusters of a out of n devices). Bytes on the slow routes are as few as they can be.
 _STAGES: dict[Kind, tuple[tuple[Kind, str, str], ...]] = {
@@ -98,7 +100,7 @@ class CollectiveCost:
 class _Candidate:
     """An algorithm for some groups: one call of its own, or calls of other collectives one behind the other.
 
-    `curve` names the measurements that speak about it.
+    `curve` names the measurements that speak about it; those of the library are taken with multicast off.
     """
 
     name: str
@@ -118,6 +120,7 @@ class CollectiveModel:
     Args:
         topology: the machine; its measured curves correct the model unless `calibrated` is false.
         library: the communication library, a name in `hw_topologies/protocols`, or None.
+        multicast: whether NVSwitches may reduce (NVLS), which NCCL_NVLS_ENABLE=0 forbids.
         calibration: another machine with the same kinds of links, whose curves are used as well.
     """
 
@@ -128,12 +131,14 @@ class CollectiveModel:
         library: str | None = "nccl",
         calibrated: bool = True,
         symmetric_memory: bool = False,
+        multicast: bool = True,
         calibration: Topology | None = None,
     ) -> None:
-        self.topology, self.symmetric_memory = topology, symmetric_memory
+        self.topology, self.symmetric_memory, self.multicast = topology, symmetric_memory, multicast
         self.network = Network(topology, protocols.library(library) if library else None)
         self._compute = ComputeModel(topology, calibrated)
         self._orders = Orders(self.network)
+        self._capability = {device.id: device.target.capability for device in topology.devices}
         self._launch_s = {device.id: device.launch.replayed_ns.value * 1e-9 for device in topology.devices}
         self._candidates: dict[tuple[Kind, Groups], tuple[_Candidate, ...]] = {}
         self._tables: dict[tuple[Kind, Groups, str], Table | None] = {}
@@ -245,21 +250,36 @@ class CollectiveModel:
                 self._orders.rings(group, False),
                 self._orders.rings(group, True),
                 self._orders.hosts(group),
+                self._reducing_switch(group),
             )
             for group in groups
         ]
         bare = self.network.library is None
         out = []
         for row in ALGORITHMS:
-            symmetric = row.symmetric if self.symmetric_memory and not bare else None
-            offered = bare or row.in_library or symmetric is not None
+            on_symmetric = row.kernel in ("one_shot", "two_shot")
+            offered = bare or (self.symmetric_memory if on_symmetric else row.in_library)
+            kernel = None if bare else row.kernel
             if kind not in row.builders or not offered or not all(row.applies(place) for place in places):
                 continue
             phases = merged([row.builders[kind](place) for place in places])
-            cost = ScheduleCost(Schedule(row.name, phases, symmetric), self.network, launch_s)
+            cost = ScheduleCost(Schedule(row.name, phases, kernel), self.network, launch_s)
             if cost.usable:
-                out.append(_Candidate(row.name, cost, symmetric or "library"))
+                out.append(_Candidate(row.name, cost, kernel or "library"))
         return out
+
+    def _reducing_switch(self, group: Group) -> bool:
+        """Whether all devices of a group hang on one NVSwitch that reduces: those of Hopper GPUs and later ones do."""
+        if not self.multicast or self.network.library is None or len(group) < 3:
+            return False
+        switches: set[str] = set()
+        for a, b in pairwise(group):
+            edges = [self.network.resources[r].edge for r in self.network.route(a, b).resources]
+            if len(edges) != 2 or self.network.graph.nodes[edges[0][1]]["kind"] != "nvswitch":
+                return False
+            switches.add(edges[0][1])
+        capabilities = [self._capability[device] for device in group]
+        return len(switches) == 1 and all(known is not None and known >= REDUCING for known in capabilities)
 
     def _hierarchical(self, kind: Kind, groups: Groups) -> list[_Candidate]:
         if kind not in _STAGES or len(groups[0]) < 4:
@@ -295,7 +315,8 @@ class CollectiveModel:
             inner = " + ".join(name for _, name, _ in best)
             return sum(seconds for seconds, _, _ in best), f"{candidate.name}: {inner}"
         timed = candidate.cost.at(nbytes)
-        label = candidate.name if timed.protocol == NONE else f"{candidate.name}, {timed.protocol}"
+        plain = timed.protocol in (NONE, candidate.cost.schedule.kernel)
+        label = candidate.name if plain else f"{candidate.name}, {timed.protocol}"
         return timed.seconds * self._factor(kind, nbytes, groups, candidate.curve), label
 
     def _best_flat(self, kind: Kind, nbytes: float, groups: Groups) -> tuple[float, str, _Candidate]:
@@ -344,7 +365,7 @@ class CollectiveModel:
 
     def signature(self, groups: Groups) -> Signature:
         """The kinds of links on the way between neighbours of the groups."""
-        routes = [self.network.route(a, b) for group in groups for a, b in itertools.pairwise(group)]
+        routes = [self.network.route(a, b) for group in groups for a, b in pairwise(group)]
         kinds = {self.network.resources[r].kind for route in routes for r in route.resources}
         return tuple(sorted(kinds))
 

@@ -12,6 +12,7 @@ from pydantic import Field
 from topo_opt.topology.figures import Identifier, Latency, Size, Strict, Text
 from topo_opt.topology.schema import LinkKind
 
+Kernel = Literal["one_shot", "two_shot", "in_switch"]
 RouteClass = Literal["nvlink", "pcie", "staged", "network"]
 """What a transfer is like for a library: over links made for GPUs, over PCIe, through host memory, over a network."""
 
@@ -40,12 +41,16 @@ class Protocol(Strict):
 
     base_ns: Latency
     rate_share: Share
-    drains: bool = Field(description="whether data land in a buffer of the library, to be copied out")
+    drains: Literal["nothing", "buffers", "last step"] = Field(
+        description="what is copied out of the library's buffers behind the last arrival: what is in flight, or also a share of the last step"
+    )
     hop_ns: dict[RouteClass, Latency] = Field(description="routes that are not listed cannot use it")
 
 
 class Library(Strict):
-    """A communication library. `symmetric` are kernels that read the memory of peers directly."""
+    """A communication library. `kernels` are those that don't use its protocols: one-shot and two-shot kernels read the
+    memory of peers, in-switch ones let an NVSwitch reduce (NVLink SHARP, NVLS).
+    """
 
     name: Identifier
     description: Text
@@ -54,17 +59,19 @@ class Library(Strict):
     drain_bytes: dict[RouteClass, Size] = Field(description="in flight in the buffers, copied out likewise")
     tree_chunk_bytes: Size
     protocols: dict[Identifier, Protocol]
-    symmetric: dict[Literal["one_shot", "two_shot"], Protocol]
+    kernels: dict[Kernel, Protocol]
 
     def efficiency(self, kind: str) -> float:
         """The share of the datasheet rate that large transfers reach; one for what is no link."""
         found = {str(k): share.value for k, share in self.link_efficiency.items()}
         return found.get(kind, 1.0)
 
-    def drained(self, step_bytes: float, route: RouteClass) -> float:
+    def drained(self, protocol: Protocol, step_bytes: float, route: RouteClass) -> float:
         """How many steps' time the way out of the buffers takes behind the last step of `step_bytes` bytes: at most one."""
-        in_flight = self.drain_bytes[route].value
-        return min(1.0, self.drain_share.value + in_flight / step_bytes) if step_bytes else 0.0
+        if protocol.drains == "nothing" or not step_bytes:
+            return 0.0
+        share = self.drain_share.value if protocol.drains == "last step" else 0.0
+        return min(1.0, share + self.drain_bytes[route].value / step_bytes)
 
 
 def route_class(kinds: frozenset[str], staged: bool) -> RouteClass:

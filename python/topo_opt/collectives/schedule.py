@@ -6,10 +6,11 @@ Bytes are parts of the collective's size, so that one schedule serves all sizes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
+
+from topo_opt.collectives.protocols import Kernel
 
 Kind = str
-Kernel = Literal["one_shot", "two_shot"]
 KINDS: tuple[Kind, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 
 
@@ -57,11 +58,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Schedule:
-    """An algorithm, for all groups that run it at the same time. `symmetric` names the kernel on symmetric memory, if any."""
+    """An algorithm, for all groups that run it at the same time. `kernel` names the one that runs it, if
+    it is none of the library's protocols."""
 
     algorithm: str
     phases: tuple[Phase, ...]
-    symmetric: Kernel | None = None
+    kernel: Kernel | None = None
 
     @property
     def steps(self) -> int:

@@ -163,11 +163,12 @@ class _Run:
 
     def _drain_s(self) -> float:
         library, last = self._network.library, self._phases[-1]
-        if library is None or self._protocol is None or not self._protocol.drains or last.pipelined:
+        protocol = self._protocol
+        if library is None or protocol is None or last.pipelined:
             return 0.0
-        classes = [self._network.route(m.source, m.target).route_class for m in last.moves]
+        classes = {self._network.route(m.source, m.target).route_class for m in last.moves}
         nbytes = max(move.share for move in last.moves) * self._nbytes
-        return self._last_sending_s * max(library.drained(nbytes, name) for name in set(classes))
+        return self._last_sending_s * max(library.drained(protocol, nbytes, name) for name in classes)
 
     def _release(self, phase: int, device: str) -> None:
         """A device may start a phase: everything that it had to do with in the phase before has arrived."""
