@@ -186,6 +186,17 @@ def test_display_controllers_of_boards_are_no_gpus():
     assert imported.topology.peer_access.farthest == "LOC"
 
 
+@pytest.mark.parametrize(
+    ("vendor", "model", "farthest"),
+    [("GenuineIntel", "0x26ba", "PXB"), ("AuthenticAMD", "0x26ba", None), ("GenuineIntel", "0x2684", "LOC")],
+)
+def test_peer_access_is_limited_by_processors_and_models(vendor, model, farthest):
+    card = f'<pci busid="0000:0a:00.0" class="0x030200" vendor="0x10de" device="{model}"/>'
+    cpu = f'<cpu numaid="0" arch="x86_64" vendor="{vendor}" familyid="6" modelid="143">{card}</cpu>'
+    access = import_dump(nccl(cpu), "m").topology.peer_access
+    assert (access and access.farthest) == farthest
+
+
 def hwloc(inside, after=""):
     return f'<topology version="2.0"><object type="Machine" nodeset="0x3">{inside}</object>{after}</topology>'.encode()
 

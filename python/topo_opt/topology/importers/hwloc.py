@@ -14,7 +14,7 @@ from topo_opt.errors import InputError
 from topo_opt.topology.importers.hwloc_links import wire_matrices
 from topo_opt.topology.importers.models import Hints, with_model
 from topo_opt.topology.importers.pcie import figures_of, lanes_at
-from topo_opt.topology.importers.processors import socket_link
+from topo_opt.topology.importers.processors import UNKNOWN, peer_limit, socket_link
 from topo_opt.topology.importers.sketch import Sketch, port_figures
 from topo_opt.topology.importers.xml_input import whole
 
@@ -75,8 +75,10 @@ class _Reader:
                     self.numas[number] = self.sketch.node(f"numa{number}", "numa")
         if not self.numas:
             self.numas[0] = self.sketch.node("numa0", "numa")
-        figures = _socket_figures(machine)
-        if figures.endswith("unspecified") and len(self.numas) > 1:
+        processor = _processor(machine)
+        self.sketch.peer_farthest = peer_limit(*processor[:2])
+        figures = socket_link(*processor)
+        if figures == UNKNOWN and len(self.numas) > 1:
             self.sketch.note("the file does not name the processors: the rate between NUMA nodes is nominal")
         for a, b in combinations(self.numas.values(), 2):
             self.sketch.wire(a, b, figures)
@@ -177,17 +179,18 @@ def _gpu_ids(found: list[Element]) -> dict[Element, str]:
     return {pci: f"gpu{number}" for pci, number in zip(found, numbers)}
 
 
-def _socket_figures(machine: Element) -> str:
+def _processor(machine: Element) -> tuple[str, str, int | None, int | None]:
+    """Architecture, vendor, family and model, as far as the file says them."""
     for package in machine.iter("object"):
         if package.get("type") in ("Package", "Machine"):
             said = {info.get("name"): info.get("value", "") for info in package.findall("info")}
             if vendor := said.get("CPUVendor"):
                 family, model = (said.get(f"CPU{part}Number") or "" for part in ("Family", "Model"))
                 arch = "aarch64" if "arm" in vendor.lower() else "x86_64"
-                return socket_link(arch, vendor, _integer(family), _integer(model))
+                return arch, vendor, _integer(family), _integer(model)
             if "POWER9" in (said.get("CPUModel") or ""):
-                return socket_link("ppc64le", "", None, None)
-    return socket_link("", "", None, None)
+                return "ppc64le", "IBM", None, None
+    return "", "", None, None
 
 
 def _is_gpu(element: Element) -> bool:

@@ -12,7 +12,7 @@ from topo_opt.errors import InputError
 from topo_opt.topology.importers.models import Hints, recognise, with_model
 from topo_opt.topology.importers.nccl_links import wire_gpu_links
 from topo_opt.topology.importers.pcie import figures_of, generation_of
-from topo_opt.topology.importers.processors import UNKNOWN, socket_link
+from topo_opt.topology.importers.processors import UNKNOWN, peer_limit, socket_link
 from topo_opt.topology.importers.sketch import Sketch
 from topo_opt.topology.importers.xml_input import whole
 from topo_opt.topology.library import device_figures, link_figures
@@ -56,6 +56,7 @@ def read_nccl(root: Element, what: str, device: str | None) -> Sketch:
         raise InputError(f"{what} has {missing[0]} outside of <cpu> and <pci>, where NCCL does not list GPUs")
     _order_gpus(reader.sketch)
     _sockets(reader.sketch, hosts, numas)
+    reader.sketch.peer_farthest = peer_limit(hosts[0].get("arch", ""), hosts[0].get("vendor", ""))
     above = {gpus[pci]: numas[i] for i, cpu in enumerate(hosts) for pci in cpu.iter("pci") if pci in gpus}
     wire_gpu_links(reader.sketch, gpus, above)
     if root.find(".//gpu") is None and _expects_nvlink(reader.sketch):

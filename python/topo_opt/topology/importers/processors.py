@@ -31,3 +31,14 @@ def socket_link(arch: str, vendor: str, family: int | None, model: int | None) -
     if "shanghai" in vendor or "centaur" in vendor:
         return "smp-zhaoxin"
     return UNKNOWN
+
+
+def peer_limit(arch: str, vendor: str) -> tuple[str, str] | None:
+    """The class up to which NCCL uses peer access on these processors, with its source; None where there is no limit."""
+    arch, vendor = arch.lower(), vendor.lower()
+    if arch in ("arm64", "aarch64") or any(name in vendor for name in ("intel", "shanghai", "centaur")):
+        return "PXB", (
+            "NCCL src/graph/paths.cc: on processors of ARM, Intel and Zhaoxin peer access is used up to PXB unless "
+            "NCCL_P2P_LEVEL says otherwise"
+        )
+    return None

@@ -3,11 +3,13 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
+from topo_opt.topology.device import PathClass
 from topo_opt.topology.importers.models import Hints, recognise
 from topo_opt.topology.library import device_figures, link_figures
 
+_NEARNESS = {name: i for i, name in enumerate(get_args(PathClass))}
 _UNFIT = re.compile(r"[^A-Za-z0-9_.-]")
 
 
@@ -115,7 +117,8 @@ def _peer_access(sketch: Sketch, models: Iterable[str]) -> dict[str, Any] | None
     access: dict[str, Any] = of_models[0].model_dump(mode="json", exclude_none=True) if of_models else {}
     if sketch.peer_farthest is not None:
         farthest, source = sketch.peer_farthest
-        access |= {"farthest": farthest, "source": source}
+        if "farthest" not in access or _NEARNESS[farthest] < _NEARNESS[access["farthest"]]:
+            access |= {"farthest": farthest, "source": source}
     return access or None
 
 
