@@ -27,14 +27,17 @@ class MemoryUse:
 
     def __str__(self) -> str:
         return (
-            f"{gigabytes(self.total)}: parameters {gigabytes(self.parameters)}, state {gigabytes(self.state)}, "
-            f"inputs {gigabytes(self.inputs)}, intermediate results {gigabytes(self.activations)}"
+            f"{size_text(self.total)}: parameters {size_text(self.parameters)}, state {size_text(self.state)}, "
+            f"inputs {size_text(self.inputs)}, intermediate results {size_text(self.activations)}"
         )
 
 
-def gigabytes(nbytes: float) -> str:
-    """Decimal gigabytes, or megabytes below one."""
-    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.2f} MB"
+def size_text(nbytes: float) -> str:
+    """Decimal gigabytes, megabytes or kilobytes, whichever is the largest of which there is one."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.2f} {unit}"
+    return f"{nbytes:.0f} bytes"
 
 
 _KINDS = {"param": "parameters", "constant": "parameters", "buffer": "state"}

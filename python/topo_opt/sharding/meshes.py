@@ -20,8 +20,10 @@ from topo_opt.sharding.cost import Prices, picoseconds
 from topo_opt.sharding.spec import Mesh
 
 Closeness = dict[tuple[str, str], tuple[int, float]]
-"""Pair of devices -> (rank of the path class, inverse of the route's rate): the smaller, the nearer."""
+"""Pair of devices that a route connects -> (rank of the path class, inverse of the route's rate): the smaller, the nearer."""
 
+APART = (1 << 30, math.inf)
+"""Of pairs that no route connects."""
 PROBE_BYTES = (65_536, 67_108_864)
 """Sizes by which axes are compared: one bound by latency, one by bandwidth."""
 AXIS_NAMES = ("x", "y", "z", "w")
@@ -39,7 +41,8 @@ class Cluster:
 
 def cluster(devices: Sequence[str], closeness: Closeness) -> Cluster:
     """The nested clusters of `devices`: at every level those that links of that closeness connect."""
-    levels = sorted({closeness[_pair(a, b)] for a, b in itertools.combinations(devices, 2)})
+    pairs = (_pair(a, b) for a, b in itertools.combinations(devices, 2))
+    levels = sorted({closeness[pair] for pair in pairs if pair in closeness})
     current = [Cluster((d,)) for d in devices]
     for level in levels:
         current = _joined(current, closeness, level)
@@ -71,7 +74,7 @@ def _joined(clusters: list[Cluster], closeness: Closeness, level: tuple[int, flo
 
 
 def _near(a: Cluster, b: Cluster, closeness: Closeness, level: tuple[int, float]) -> bool:
-    return any(closeness[_pair(x, y)] <= level for x in a.devices for y in b.devices)
+    return any(closeness.get(_pair(x, y), APART) <= level for x in a.devices for y in b.devices)
 
 
 def _pair(a: str, b: str) -> tuple[str, str]:
@@ -83,7 +86,7 @@ def is_uneven(root: Cluster, devices: Sequence[str], closeness: Closeness) -> bo
     if any(part.parts for part in root.parts):
         return any(is_uneven(part, devices, closeness) for part in root.parts)
     inside = [d for d in root.devices if d in set(devices)]
-    return len({closeness[_pair(a, b)] for a, b in itertools.combinations(inside, 2)}) > 1
+    return len({closeness.get(_pair(a, b), APART) for a, b in itertools.combinations(inside, 2)}) > 1
 
 
 def choose_devices(root: Cluster, count: int) -> tuple[str, ...]:
@@ -194,7 +197,8 @@ def exchanged(mesh: Mesh, prices: Prices, closeness: Closeness, spare: Sequence[
     Only devices that differ in what is near them are exchanged.
     """
     profile = {
-        d: tuple(sorted(closeness[_pair(d, o)] for o in prices.devices if o != d)) for d in prices.devices
+        d: tuple(sorted(closeness.get(_pair(d, o), APART) for o in prices.devices if o != d))
+        for d in prices.devices
     }
     best, cost = mesh, _total(mesh, prices)
     for _ in range(2):
@@ -221,7 +225,7 @@ def exchanged(mesh: Mesh, prices: Prices, closeness: Closeness, spare: Sequence[
 def _same_side(pool: Sequence[str], i: int, j: int, closeness: Closeness) -> bool:
     """Whether two devices see all others of the pool alike, so that exchanging them changes nothing."""
     return all(
-        closeness[_pair(pool[i], d)] == closeness[_pair(pool[j], d)]
+        closeness.get(_pair(pool[i], d), APART) == closeness.get(_pair(pool[j], d), APART)
         for d in pool
         if d not in (pool[i], pool[j])
     )

@@ -16,7 +16,7 @@ from topo_opt.errors import InputError
 from topo_opt.sharding import pins as pinning
 from topo_opt.sharding.cost import PICOSECONDS, Prices, TopologyPrices, check_devices, least_cost
 from topo_opt.sharding.layers import layers_of
-from topo_opt.sharding.memory import MemoryUse, gigabytes
+from topo_opt.sharding.memory import MemoryUse, size_text
 from topo_opt.sharding.meshes import Closeness, candidate_meshes, choose_devices, cluster, make_mesh
 from topo_opt.sharding.meshes_closeness import closeness
 from topo_opt.sharding.plan_graph import PlanGraph
@@ -204,7 +204,7 @@ class _Planner:
             if self.smallest is None or fit.memory.total < self.smallest[0].memory.total:
                 self.smallest = (fit, mesh, limit)
             self._note(
-                mesh, 1, replicas, fit, seconds, seconds / replicas, f"does not fit into {gigabytes(limit)}"
+                mesh, 1, replicas, fit, seconds, seconds / replicas, f"does not fit into {size_text(limit)}"
             )
             return None
         if not fit.solution.feasible:
@@ -234,7 +234,7 @@ class _Planner:
             fit = fitting.within(limit * count, free)
             stages = cut(problem, fit, count, groups[1], self.prices, limit, pace=pace) if fit.fits else None
             if stages is None:
-                self._note(mesh, count, replicas, fit, None, None, f"no stages of {gigabytes(limit)}")
+                self._note(mesh, count, replicas, fit, None, None, f"no stages of {size_text(limit)}")
                 continue
             seconds, between = stages.latency / PICOSECONDS, stages.pace / PICOSECONDS
             self._offer(problem, fit, limit, stages, tuple(groups), replicas, seconds, between)
@@ -283,8 +283,8 @@ class _Planner:
         shape = "x".join(map(str, mesh.shape))
         return InputError(
             f"'{self.graph.name}' does not fit: the smallest plan, on {shape} devices, takes {fit.memory} "
-            f"on each, the limit is {gigabytes(limit)}",
-            hint=f"allow {gigabytes(fit.memory.total)}, use more devices, or a smaller batch or cache",
+            f"on each, the limit is {size_text(limit)}",
+            hint=f"allow {size_text(fit.memory.total)}, use more devices, or a smaller batch or cache",
         )
 
 

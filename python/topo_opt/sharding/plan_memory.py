@@ -4,7 +4,8 @@ Memory is a sum over the same variables as the cost: bytes of arguments as they 
 results take the most. With a price on every byte (a Lagrange multiplier) it becomes part of the cost, and the problem keeps
 its form. For any price `cost + price * (bytes - limit)` at its minimum is below the cost of every plan that fits, which
 bounds how far the plan that is found can be from the best. Raising the price for the first k arguments only, in the order of
-the function, goes in small steps from a plan that is too large to one that fits.
+the function, goes in small steps from a plan that is too large to one that fits. What is then left between the plan and
+the bound an integer program closes where the problem is small enough (`solver_program.py`).
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ import numpy as np
 
 from topo_opt.sharding.memory import MemoryUse, lifetimes, memory_use
 from topo_opt.sharding.plan_problem import MeshProblem
-from topo_opt.sharding.solver import FORBIDDEN, Memory, Problem, Solution, solve
+from topo_opt.sharding.solver import FORBIDDEN, Memory, Problem, Solution, Table, solve
+from topo_opt.sharding.solver_program import Limit, solve_limited
 from topo_opt.sharding.strategies import Layout, Strategy
 
 PRICE_STEPS = 8
 """Bisections of the price, and of the number of arguments that it applies to."""
+PROGRAMS = 4
+"""Integer programs that are solved at most, each for less memory."""
+GAP_TO_CLOSE = 0.005
+"""Distance to the bound, as a share, from which on an integer program is tried."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ class Fitting:
                 best = replace(fit, fits=False)
             low, high = high, high * 8
         if fitting is None:
-            return best
+            return self._programmed(limit, None, bound) or best
         for _ in range(PRICE_STEPS):
             middle = (low + high) / 2 if low else high / 8
             fit, least = self._priced(middle, limit, points, len(self._arguments), 0.0)
@@ -89,7 +95,52 @@ class Fitting:
             else:
                 few = middle_count
         solution = replace(fitting.solution, bound=min(bound, fitting.solution.cost))
-        return replace(fitting, solution=solution, fits=True)
+        found = replace(fitting, solution=solution, fits=True)
+        if solution.gap > GAP_TO_CLOSE:
+            return self._programmed(limit, found, bound) or found
+        return found
+
+    def _programmed(self, limit: int, known: Fit | None, bound: int) -> Fit | None:
+        """The plan of the integer program with memory as limits, one for every point of the function, or `known` with a better
+        bound; None when there is neither. Copies that operations make of their operands are no part of the program: where
+        they do not fit, it is solved again for less memory.
+        """
+        points = sorted({tuple(self._alive(op)) for op in {first for _, first, _ in self._lifetimes}}) or [()]
+        most = limit
+        for _ in range(PROGRAMS):
+            limits = [self._limit(alive, most) for alive in points]
+            solution = solve_limited(self.problem.problem, limits) if most > 0 else None
+            if solution is None or not solution.feasible:
+                return None
+            if most == limit:
+                bound = max(bound, solution.bound)
+            fit = self._fit(replace(solution, bound=min(bound, solution.cost)), limit)
+            if fit.fits:
+                better = known is None or known.solution.cost >= solution.cost
+                if known is not None and not better:
+                    return replace(known, solution=replace(known.solution, bound=bound))
+                return fit
+            most -= fit.memory.total - limit
+        if known is None:
+            return None
+        return replace(known, solution=replace(known.solution, bound=min(bound, known.solution.cost)))
+
+    def _limit(self, alive: Sequence[int], most: int) -> Limit:
+        weights: dict[int, Table] = {}
+        for number in (*self._arguments, *alive):
+            variable, nbytes = self._holder(number)
+            weights[variable] = weights[variable] + nbytes if variable in weights else nbytes
+        return Limit(weights, most)
+
+    def _holder(self, number: int) -> tuple[int, Table]:
+        """The variable that says how a value lies, and the bytes on one device for each of its values."""
+        problem = self.problem
+        if problem.value_variables[number] >= 0:
+            return problem.value_variables[number], problem.stored_bytes(number)
+        value = problem.graph.values[number]
+        op, position = value.uses[0] if value.uses else (value.producer, 0)
+        layouts = problem.costs.side(problem.graph, op, position, "operands" if value.uses else "results")
+        return problem.op_variables[op], problem.bytes_of(number, layouts)
 
     def _priced(
         self, price: float, limit: int, points: Sequence[int], first: int, rest: float
@@ -110,15 +161,13 @@ class Fitting:
         return self._fit(replace(solution, cost=min(cost, FORBIDDEN), bound=0), limit), least
 
     def _charge(self, problem: Problem, number: int, price: float) -> None:
-        variable = self.problem.value_variables[number]
-        if variable < 0 or not price:
+        if not price:
             return
-        value = self.problem.graph.values[number]
-        key = ("priced", self.problem.value_layouts[number], value.nbytes, price)
+        variable, nbytes = self._holder(number)
+        key = ("priced", id(nbytes), price)
         tables = self.problem.costs.tables
         if key not in tables:
-            table = self.problem.stored_bytes(number) * price
-            tables[key] = np.minimum(table, FORBIDDEN).astype(np.int64)
+            tables[key] = np.minimum(nbytes * price, FORBIDDEN).astype(np.int64)
         problem.add((variable,), tables[key])
 
     def _alive(self, op: int) -> list[int]:

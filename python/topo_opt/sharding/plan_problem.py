@@ -105,13 +105,16 @@ class MeshProblem:
 
     def stored_bytes(self, number: int) -> Table:
         """Bytes of a value on one device for every layout of its variable."""
-        value = self.graph.values[number]
-        sizes = self.costs.sizes
-        key = ("bytes", self.value_layouts[number], value.nbytes)
+        return self.bytes_of(number, self.value_layouts[number])
+
+    def bytes_of(self, number: int, layouts: tuple[Layout, ...]) -> Table:
+        """Bytes of a value on one device for each of some layouts. Equal arguments give the same object."""
+        nbytes, sizes = self.graph.values[number].nbytes, self.costs.sizes
+        key = ("bytes", layouts, nbytes)
         known = self.costs.tables.get(key)
         if known is None:
-            parts = [layout.parts(sizes) for layout in self.value_layouts[number]]
-            known = self.costs.tables[key] = np.array([-(-value.nbytes // p) for p in parts], dtype=np.int64)
+            parts = [layout.parts(sizes) for layout in layouts]
+            known = self.costs.tables[key] = np.array([-(-nbytes // p) for p in parts], dtype=np.int64)
         return known
 
 

@@ -8,6 +8,7 @@ kernel to another is counted as memory traffic, in the narrowest type on the way
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from torch_mlir import ir
@@ -192,8 +193,8 @@ def _kernels(graph: Graph, nodes: list[Node]) -> dict[int, int]:
 
 def _name(graph: Graph, node: Node, value: int) -> str:
     """What a reader knows a tensor by: the place in the model that its op came from."""
-    text = str(node.op.location)
-    return text.split('"')[1] if text.startswith('loc("') else f"{node.name} {node.id}"
+    named = re.match(r'loc\("([^"]*)"(?!:\d)', str(node.op.location))
+    return named[1] if named else f"{node.name} {value}"
 
 
 def _text(op: ir.Operation, name: str) -> str:

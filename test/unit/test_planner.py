@@ -1,0 +1,327 @@
+"""The planner on graphs whose best plan is known in closed form, and against every plan there is."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from planner_graphs import Builder
+from planner_prices import RingPrices
+
+from topo_opt.errors import InputError
+from topo_opt.sharding.cost import picoseconds
+from topo_opt.sharding.cost_reshard import conversion
+from topo_opt.sharding.pins import ShardingPin
+from topo_opt.sharding.plan import Plan, PlanOptions, plan
+from topo_opt.sharding.plan_graph import PlanGraph
+from topo_opt.sharding.plan_problem import Costs, build
+from topo_opt.sharding.plan_result import collectives, named, sharding_plan
+from topo_opt.sharding.rule import Factor
+from topo_opt.sharding.solver import FORBIDDEN, solve
+from topo_opt.sharding.spec import Mesh
+from topo_opt.sharding.strategies import Layout, strategies
+
+
+def _plan(graph: PlanGraph, prices: RingPrices, **options: object) -> Plan:
+    return plan(graph, prices, prices.closeness(), PlanOptions(**options))  # type: ignore[arg-type]
+
+
+def _mesh(prices: RingPrices, *shape: int) -> Mesh:
+    count = 1
+    for size in shape:
+        count *= size
+    return Mesh(tuple(zip("xyz", shape)), prices.devices[:count])
+
+
+def _kinds(made: Plan) -> list[tuple[str, tuple[int, ...]]]:
+    return [(c.step.kind, c.step.axes) for c in collectives(made)]
+
+
+def _sharding(made: Plan, name: str) -> tuple[tuple[str, ...], ...]:
+    number = next(i for i, v in enumerate(made.graph.values) if v.name == name)
+    return named(made.fit.layouts[number], made.mesh).dims
+
+
+# On a ring an all-reduce is a reduce-scatter and an all-gather; what lies between may then be split.
+ONE_SUM = ([("all_reduce", (0,))], [("reduce_scatter", (0,)), ("all_gather", (0,))])
+
+
+def _mlp(rows: int, width: int, hidden: int) -> PlanGraph:
+    b = Builder()
+    x = b.argument("x", rows, width, kind="input")
+    up, down = b.argument("up", hidden, width), b.argument("down", width, hidden)
+    h = b.pointwise(b.product(x, up))
+    y = b.product(h, down)
+    return b.graph(b.pointwise(y, x))
+
+
+def test_mlp_of_one_row_is_column_then_row_with_one_all_reduce() -> None:
+    prices = RingPrices()
+    graph = _mlp(1, 4096, 16384)
+    made = _plan(graph, prices, mesh=_mesh(prices, 8), whole_results=True)
+    assert _sharding(made, "up") == (("x",), ()) and _sharding(made, "down") == ((), ("x",))
+    assert _kinds(made) in ONE_SUM
+    # Closed form: each device reads an eighth of both matrices and of the hidden row, writes that row twice and reads it
+    # twice, reads the whole of x and writes the whole of y; the addition is split.
+    weights = 2 * 4096 * 16384 * 2 / 8
+    rows = 2 * (4096 + 4 * 16384 / 8 + 4096) + 2 * 3 * 4096 / 8
+    reduce = 2 * 7 * (prices.latency + 8192 / 8 / prices.rate)
+    assert made.seconds == pytest.approx((weights + rows) / prices.memory_bytes_per_s + reduce, rel=1e-6)
+
+
+def test_mlp_of_many_rows_splits_the_rows() -> None:
+    prices = RingPrices()
+    made = _plan(_mlp(1 << 20, 256, 1024), prices, mesh=_mesh(prices, 8))
+    assert not _kinds(made)
+    assert _sharding(made, "x") == (("x",), ()) and _sharding(made, "up") == ((), ())
+
+
+def test_mlp_on_two_axes_splits_rows_over_one_and_columns_over_the_other() -> None:
+    # Matrices so large that they fit only in halves, rows so many that splitting them is worth it.
+    prices = RingPrices(size=4, capacity=3 * 4096 * 16384)
+    made = _plan(_mlp(4096, 4096, 16384), prices, mesh=_mesh(prices, 2, 2), memory_limit=240_000_000)
+    axes = {a for dims in (_sharding(made, "up"), _sharding(made, "down")) for d in dims for a in d}
+    rows = _sharding(made, "pointwise 1")[0]
+    assert rows and axes and not axes & set(rows)
+    assert _kinds(made) in ([("reduce_scatter", (0,))], [("reduce_scatter", (1,))])
+    assert made.fit.memory.total <= 240_000_000
+
+
+def _attention(rows: int, width: int, heads: int) -> PlanGraph:
+    b = Builder()
+    depth = width // heads
+    x = b.argument("x", rows, width, kind="input")
+    q, k, v = (b.project(x, b.argument(n, heads, depth, width)) for n in "qkv")
+    y = b.merge(b.attention(q, k, v), b.argument("o", width, heads, depth))
+    return b.graph(b.pointwise(y, x))
+
+
+def test_attention_of_few_rows_splits_heads_with_one_all_reduce() -> None:
+    prices = RingPrices()
+    made = _plan(_attention(16, 4096, 32), prices, mesh=_mesh(prices, 8), whole_results=True)
+    assert [_sharding(made, n)[0] for n in "qkv"] == [("x",)] * 3
+    assert _sharding(made, "o") == ((), ("x",), ())
+    assert _kinds(made) in ONE_SUM
+
+
+def test_attention_of_many_rows_gathers_keys_and_values_only() -> None:
+    prices = RingPrices(rate=20e9)
+    made = _plan(_attention(8192, 1024, 8), prices, mesh=_mesh(prices, 8))
+    kinds = [kind for kind, _ in _kinds(made)]
+    assert _sharding(made, "q") == ((), (), ())
+    assert set(kinds) <= {"all_gather", "all_to_all"} and len(kinds) <= 4
+
+
+def test_small_operands_are_replicated() -> None:
+    b = Builder()
+    x = b.argument("x", 1, 64, kind="input")
+    scale = b.argument("scale", 1, 64)
+    prices = RingPrices()
+    made = _plan(
+        b.graph(b.pointwise(b.pointwise(x, scale), scale)), prices, mesh=_mesh(prices, 8), whole_results=True
+    )
+    assert not _kinds(made)
+    assert _sharding(made, "pointwise 1") == ((), ())
+
+
+def test_slow_links_carry_no_collective_of_every_layer() -> None:
+    prices = RingPrices(size=4, islands=2, slow_rate=1e9, slow_latency=500e-6)
+    b = Builder()
+    x = b.argument("x", 1, 4096, kind="input")
+    for layer in range(6):
+        h = b.pointwise(b.product(x, b.argument(f"{layer}.up", 16384, 4096)))
+        x = b.pointwise(b.product(h, b.argument(f"{layer}.down", 4096, 16384)), x)
+    made = _plan(b.graph(x), prices)
+    for one in collectives(made):
+        groups = made.problem.costs.groups(one.step.axes)
+        assert all(len({prices.island(d) for d in g}) == 1 for g in groups), one
+    assert made.seconds < _plan(b.graph(x), prices, mesh=_mesh(prices, 8)).seconds
+
+
+def test_throughput_prefers_replicas_of_a_small_model() -> None:
+    prices = RingPrices(latency=50e-6)
+    made = _plan(_mlp(1, 1024, 4096), prices, objective="throughput")
+    assert len(made.mesh.devices) == 1 and made.replicas == 8
+    assert made.pace_seconds == pytest.approx(made.seconds / 8)
+
+
+def test_stages_are_taken_where_links_are_slow_and_memory_is_short() -> None:
+    prices = RingPrices(size=1, islands=4, slow_latency=2e-3, capacity=200_000_000)
+    b = Builder()
+    x = b.argument("x", 1, 4096, kind="input")
+    for layer in range(8):
+        x = b.product(x, b.argument(f"{layer}.weight", 4096, 4096))
+    made = _plan(b.graph(x), prices)
+    assert made.stages is not None and len(made.mesh.devices) == 1
+    assert all(held <= made.limit for held in made.stages.memory)
+    single = _plan(b.graph(x), prices, mesh=_mesh(prices, 1), memory_limit=10**12)
+    sends = (len(made.stages.starts) - 1) * (prices.slow_latency + 8192 / prices.slow_rate)
+    assert made.seconds == pytest.approx(single.seconds + sends, rel=1e-9)
+    with pytest.raises(InputError, match="pipeline"):
+        sharding_plan(made)
+
+
+# -- Every plan there is -------------------------------------------------------------------------------------------------
+
+
+def _random_graph(rng: random.Random) -> PlanGraph:
+    b = Builder()
+    rows, widths = rng.choice([1, 4, 6]), [rng.choice([4, 6, 8]) for _ in range(2)]
+    live = [b.argument("x", rows, widths[0], kind="input")]
+    for step in range(rng.randint(1, 3)):
+        source = rng.choice(live)
+        width = b.values[source].shape[1]
+        same = [v for v in live if b.values[v].shape == b.values[source].shape]
+        if rng.random() < 0.6:
+            live.append(b.product(source, b.argument(f"w{step}", rng.choice(widths), width)))
+        else:
+            live.append(b.pointwise(source, rng.choice(same)))
+    return b.graph(live[-1])
+
+
+def _brute_force(graph: PlanGraph, prices: RingPrices, mesh: Mesh) -> int:
+    """The least cost over all strategies of all operations and all layouts that a value may lie in, from their definitions."""
+    costs, sizes = Costs(mesh, prices), mesh.shape
+    choices = [strategies(op, sizes) for op in graph.ops]
+    problem = build(graph, costs)
+
+    def convert(source: Layout, target: Layout, nbytes: int) -> int:
+        steps = conversion(source, target, sizes)
+        if steps is None:
+            return FORBIDDEN
+        return sum(
+            picoseconds(prices.collective(s.kind, -(-nbytes // s.share), costs.groups(s.axes)).seconds)
+            for s in steps
+        )
+
+    best = FORBIDDEN
+    for chosen in itertools.product(*choices):
+        total = 0
+        for i, strategy in enumerate(chosen):
+            own, table = costs.strategies(graph, i)
+            total += int(table[own.index(strategy)])
+        for number, value in enumerate(graph.values):
+            made = [] if value.producer < 0 else [chosen[value.producer].results[0]]
+            taken = [chosen[op].operands[position] for op, position in value.uses]
+            if problem.value_variables[number] < 0:
+                total += sum(convert(made[0], t, value.nbytes) for t in taken)
+                continue
+            total += min(
+                sum(convert(m, lies, value.nbytes) for m in made)
+                + sum(convert(lies, t, value.nbytes) for t in taken)
+                for lies in problem.value_layouts[number]
+            )
+        best = min(best, total)
+    return best
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_plan_is_cheaper(seed: int) -> None:
+    rng = random.Random(seed)
+    prices = RingPrices(
+        size=rng.choice([2, 4]),
+        islands=2,
+        rate=rng.choice([1e6, 1e9]),
+        latency=rng.choice([1e-9, 1e-6]),
+        slow_rate=1e5,
+        memory_bytes_per_s=1e8,
+        ops_per_s=rng.choice([1e7, 1e9]),
+    )
+    mesh = _mesh(prices, *rng.choice([(2,), (4,), (2, 2)]))
+    graph = _random_graph(rng)
+    found = solve(build(graph, Costs(mesh, prices)).problem)
+    assert found.cost == _brute_force(graph, prices, mesh)
+
+
+# -- What cannot be ------------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers() -> None:
+    prices = RingPrices(capacity=1_000_000)
+    with pytest.raises(
+        InputError, match=r"'main' does not fit: the smallest plan, on 8 devices, takes 33\.\d+ MB"
+    ) as e:
+        _plan(_mlp(1, 4096, 16384), prices, stages=False)
+    assert "allow 33." in str(e.value) and "900.00 kB" in str(e.value)
+
+
+def test_a_pin_that_does_not_divide_names_the_nearest_number() -> None:
+    prices = RingPrices()
+    pins = (ShardingPin.parse("up=x,_"),)
+    with pytest.raises(InputError, match=r"dimension 0 of 'up'.* does not divide into 8 parts") as e:
+        _plan(_mlp(1, 64, 100), prices, mesh=_mesh(prices, 8), pins=pins)
+    assert "the nearest number that divides 100 is 5" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("pin", "message"),
+    [
+        ("nothing.*=x,_", "no tensor matches 'nothing.\\*'"),
+        ("up=x", "has 1 dimensions, 'up' is \\[128, 64\\]"),
+        ("up=q,_", "splits over 'q'"),
+        ("up=x,x", "uses an axis twice"),
+    ],
+)
+def test_faulty_pins(pin: str, message: str) -> None:
+    prices = RingPrices()
+    with pytest.raises(InputError, match=message):
+        _plan(_mlp(1, 64, 128), prices, mesh=_mesh(prices, 8), pins=(ShardingPin.parse(pin),))
+
+
+@pytest.mark.parametrize("text", ["up", "=x", "up=", "up=x y,_"])
+def test_pins_of_another_form(text: str) -> None:
+    with pytest.raises(InputError):
+        ShardingPin.parse(text)
+
+
+def test_pins_are_kept() -> None:
+    prices = RingPrices()
+    pins = (ShardingPin.parse("up=_,x"), ShardingPin.parse("down=x,?"))
+    made = _plan(_mlp(1, 4096, 16384), prices, mesh=_mesh(prices, 8), pins=pins)
+    assert _sharding(made, "up") == ((), ("x",)) and _sharding(made, "down") == (("x",), ())
+    free = _plan(_mlp(1, 4096, 16384), prices, mesh=_mesh(prices, 8))
+    assert made.seconds > free.seconds
+
+
+def test_disconnected_devices_are_refused() -> None:
+    prices = RingPrices(size=2, islands=2)
+    near = {pair: rank for pair, rank in prices.closeness().items() if rank[0] == 0}
+    with pytest.raises(InputError, match="no links lead from"):
+        plan(_mlp(1, 64, 128), prices, near, PlanOptions())
+
+
+def test_more_devices_than_there_are_is_an_error() -> None:
+    with pytest.raises(InputError, match="9 devices, the topology has 8"):
+        _plan(_mlp(1, 64, 128), RingPrices(), devices=9)
+
+
+def test_memory_limit_is_kept_and_the_gap_bounds_the_loss() -> None:
+    prices = RingPrices(size=4)
+    b = Builder()
+    x = b.argument("x", 1024, 1024, kind="input")
+    for layer in range(6):
+        x = b.product(x, b.argument(f"{layer}.w", 1024, 1024))
+    graph = b.graph(x)
+    free = _plan(graph, prices, mesh=_mesh(prices, 4))
+    limit = free.fit.memory.total // 2
+    made = _plan(graph, prices, mesh=_mesh(prices, 4), memory_limit=limit)
+    assert made.fit.memory.total <= limit and made.seconds >= free.seconds
+    assert made.fit.solution.bound >= free.fit.solution.cost
+    assert 0 <= made.gap < 0.2
+
+
+def test_uneven_factors_are_left_out() -> None:
+    factors = (Factor(6, "parallel"), Factor(5, "parallel"), Factor(8, "reduction"))
+    b = Builder()
+    x, w = b.argument("x", 6, 8), b.argument("w", 5, 8)
+    b.product(x, w)
+    assert b.ops[0].rule.factors == factors
+    assert {s.axes for s in strategies(b.ops[0], (4,))} == {(-1,), (2,)}
+    assert {s.axes for s in strategies(b.ops[0], (2,))} == {(-1,), (0,), (2,)}
+
+
+def test_plans_are_deterministic() -> None:
+    prices = RingPrices(size=4, islands=2)
+    first, second = (_plan(_attention(64, 512, 8), prices) for _ in range(2))
+    assert first.mesh == second.mesh and first.fit.solution.choice == second.fit.solution.choice
