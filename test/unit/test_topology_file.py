@@ -1,10 +1,12 @@
 """Short forms, clusters, the library of figures, and what every topology of the package must keep to."""
 
 import json
+import random
 import time
 
 import jsonschema
 import pytest
+from test_topology import mutate_text, mutate_tree
 
 from topo_opt import topology
 from topo_opt.errors import InputError
@@ -247,3 +249,18 @@ def test_measured_curves_count_whole_tensors():
         ("all_reduce", "one_shot"): (8192, 6),
         ("all_reduce", "two_shot"): (8192, 6),
     }
+
+
+@pytest.mark.parametrize("name", ["rtx4090-x8-pcie", "dgx-a100-x8", "h200-x2", "hgx-h100-x8-ib-x16"])
+def test_mutated_short_forms_load_or_are_refused(name):
+    rng = random.Random(name)
+    data = _read_shipped(name)
+    refused = 0
+    for mutate in (mutate_text, mutate_tree):
+        for _ in range(200):
+            try:
+                topology.parse(mutate(rng, data), "mutated.json")
+            except InputError as error:
+                refused += 1
+                assert len(error.render()) < 4000
+    assert refused > 200
