@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -73,6 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         repeats=arguments.repeats,
     )
     _check_machine(topology, devices, gpu)
+    if arguments.out and not Path(arguments.out).absolute().parent.is_dir():
+        raise InputError(f"--out {arguments.out}: there is no such folder")
     result = calibrate(plan)
     if result is None:
         return 0
@@ -102,8 +105,6 @@ def _check_machine(topology: Topology, devices: tuple[str, ...], gpu: bool) -> N
             f"{topology.name} has no GPUs, this machine has {found}",
             hint="hide them with CUDA_VISIBLE_DEVICES=",
         )
-    import os
-
     if gpu and "RANK" not in os.environ and len(devices) > found:
         raise InputError(
             f"{topology.name} has {len(devices)} GPUs, this machine {found}",

@@ -129,8 +129,9 @@ def curves(result: Result, topology: Topology, devices: Sequence[str], plan: Pla
     gpu = result.accelerator != "cpu"
     software = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     how = f"{len(devices)} x {topology.device(devices[0]).model}, {software}; median of {plan.repeats}"
-    how += ", calls in a CUDA graph" if gpu else ", calls one behind the other over gloo"
+    how += ", calls in a CUDA graph" if gpu else ", calls one behind the other"
     source = f"measured {today}: {how}"
+    together = source + ("; NVLink multicast off; slowest rank" if gpu else " over gloo; slowest rank")
     collectives: dict[tuple[str, str, int], list[BytesTiming]] = {}
     for row in result.collectives:
         key = (row["kind"], row["algorithm"], row["size"])
@@ -150,7 +151,7 @@ def curves(result: Result, topology: Topology, devices: Sequence[str], plan: Pla
                 algorithm=algorithm,  # type: ignore[arg-type]
                 participants=tuple(devices[:size]),
                 points=tuple(points),
-                source=source + "; slowest rank",
+                source=together,
             )
             for (kind, algorithm, size), points in collectives.items()
         ),
@@ -165,8 +166,5 @@ def curves(result: Result, topology: Topology, devices: Sequence[str], plan: Pla
 
 
 def _timing(times: list[float]) -> dict[str, Any]:
-    return {
-        "seconds": median(times),
-        "low_s": times[len(times) // 4],
-        "high_s": times[(3 * len(times)) // 4],
-    }
+    quartiles = (median(times), times[len(times) // 4], times[(3 * len(times)) // 4])
+    return dict(zip(("seconds", "low_s", "high_s"), (float(f"{value:.5g}") for value in quartiles)))

@@ -200,9 +200,12 @@ def _call(bench: Bench, kind: str, nbytes: int, size: int, group: Any) -> Callab
         other = bench.torch.empty_like(whole)
         return lambda: dist.all_to_all_single(other, whole, group=group)
     part = bench.tensor(nbytes // size)
+    # Newer versions of PyTorch have other names for these two.
     if kind == "all_gather":
-        return lambda: dist.all_gather_into_tensor(whole, part, group=group)
-    return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
+        gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+        return lambda: gather(whole, part, group=group)
+    scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+    return lambda: scatter(part, whole, group=group)
 
 
 def _collectives(bench: Bench, result: Result) -> None:
