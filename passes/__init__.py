@@ -19,6 +19,7 @@ PASSES = {
     "topo-plan-shardings": "topo_opt.passes.shard.plan_shardings:PlanShardings",
     "topo-propagate-shardings": "topo_opt.passes.shard.propagate_shardings:PropagateShardings",
     "topo-partition": "topo_opt.passes.shard.partition:Partition",
+    "topo-simplify-collectives": "topo_opt.passes.shard.simplify_collectives:SimplifyCollectives",
     "topo-lower-slices": "topo_opt.passes.shard.lower_slices:LowerSlices",
     "topo-outline-collectives": "topo_opt.passes.shard.outline_collectives:OutlineCollectives",
     "topo-channels-last": "topo_opt.passes.schedule.channels_last:ChannelsLast",
@@ -33,6 +34,7 @@ PASSES = {
     "topo-choose-tiles": "topo_opt.passes.lower.choose_tiles:ChooseTiles",
     "topo-mark-dependent-launch": "topo_opt.passes.schedule.mark_dependent_launch:MarkDependentLaunch",
     "topo-pack-siblings": "topo_opt.passes.schedule.pack_siblings:PackSiblings",
+    "topo-mark-settled-arguments": "topo_opt.passes.schedule.mark_settled_arguments:MarkSettledArguments",
 }
 
 

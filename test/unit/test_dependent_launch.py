@@ -95,3 +95,12 @@ def test_the_weight_of_a_norm_is_loaded_before_the_wait():
         body = lower_kernel(function).source.split("def k_")[1]
     before, after = body.split(WAIT)
     assert "tl.load(in1 + r" in before and "tl.load(in0" not in before and "tl.load(in0" in after
+
+
+def test_what_is_settled_comes_early_and_a_late_trigger_stands_behind_the_wait():
+    lines = ["last = tl.max(tl.load(m + x))", "a = tl.load(k + last)", "b = tl.load(q + x)"]
+    body = [f"    {line}" for line in ("x = tl.arange(0, 8)", *lines)]
+    early = [line.strip() for line in arrange(body, {"m"}, ())]
+    assert early[: early.index(WAIT)] == [TRIGGER, "x = tl.arange(0, 8)", lines[0]]
+    late = [line.strip() for line in arrange(body, {"m"}, (), late=True)]
+    assert TRIGGER not in late[: late.index(WAIT)] and late[late.index(WAIT) + 1] == TRIGGER

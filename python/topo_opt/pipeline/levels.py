@@ -41,7 +41,8 @@ def _schedule(level: int, topology: str | None, split: Sequence[str]) -> list[st
     # What rows of a copy are long enough for depends on the kernel that reads them.
     align = (f"topo-align-operands{options}",) if level > 1 else ()
     # Inout comes last, on whole kernels: which buffer dies where is known only after they are formed.
-    form = f"topo-form-kernels{{{_FUSE[level]}}}"
+    # Ops that were cloned for several consumers may have met again in one kernel.
+    form = f"topo-form-kernels{{{_FUSE[level]}}}", "cse"
     once = ("topo-mark-load-time",) if level > 0 else ()
     return [
         *recognise,
@@ -50,7 +51,7 @@ def _schedule(level: int, topology: str | None, split: Sequence[str]) -> list[st
         *layout,
         *sink,
         experts,
-        form,
+        *form,
         *rows,
         *align,
         "topo-mark-inout",
@@ -66,6 +67,8 @@ def _lower(level: int, topology: str | None, split: Sequence[str]) -> list[str]:
     if level > 1:
         # What is immutable is told from all calls of a kernel, so before some of them move into packs.
         passes.append(f"topo-pack-siblings{options}")
+        # Which launch is the one in front is known when no more are put together.
+        passes.append("topo-mark-settled-arguments")
     return passes
 
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from torch_mlir import ir
 
 _TILE = re.compile(r"tile = \{[^{}]*\}(, )?|, tile = \{[^{}]*\}")
+# When a kernel starts beside its neighbours depends on them, and no tile on that.
+_LAUNCH = re.compile(
+    r"late_trigger = true, |settled = array<i64[^>]*>, |, late_trigger = true|, settled = array<i64[^>]*>"
+)
 _SYMBOL = re.compile(r"@[\w$.]+|@\"[^\"]*\"")
 _SHAPE = re.compile(r"tensor<((?:\d+x)+)")
 # A number that is not part of a name: %0, d1, i64 and bf16 stay.
@@ -49,9 +53,9 @@ def key_of(func: ir.Operation, members: Sequence[ir.Operation] = ()) -> Key:
 
 
 def canonical(text: str) -> str:
-    """A function's text without its tile, and with symbols numbered in their order."""
+    """A function's text without its tile and how it is launched beside others, and with symbols numbered in their order."""
     numbers: dict[str, str] = {}
-    text = _TILE.sub("", text)
+    text = _LAUNCH.sub("", _TILE.sub("", text))
     return _SYMBOL.sub(lambda m: numbers.setdefault(m[0], f"@{len(numbers)}"), text)
 
 

@@ -73,15 +73,16 @@ def k_attention(in0, in1, in2, in3, out0, part_acc, part_best, part_total, arriv
     tl.debug_barrier()
     arrived = tl.atomic_add(arrivals + pid, 1, sem="acq_rel")
     if arrived == 31:
-        first = pid * 128
-        all_lines = first + tl.arange(0, 32)[:, None] * 4 + tl.arange(0, 4)[None, :]
+        first_line = pid * 128
+        all_lines = first_line + tl.arange(0, 32)[:, None] * 4 + tl.arange(0, 4)[None, :]
         all_places = all_lines[:, :, None] * BLOCK_E + tl.arange(0, BLOCK_E)[None, None, :]
         all_parts = tl.load(part_acc + all_places, cache_modifier=".cg")
         all_bests = tl.load(part_best + all_lines, cache_modifier=".cg")
+        all_totals = tl.load(part_total + all_lines, cache_modifier=".cg")
         peak = tl.max(all_bests, 0)[None, :]
         peak = tl.where(peak == float("-inf"), 0.0, peak)
         shares = tl.exp2(all_bests - peak)
-        sum_total = tl.sum(tl.load(part_total + all_lines, cache_modifier=".cg") * shares, 0)
+        sum_total = tl.sum(all_totals * shares, 0)
         sum_acc = tl.sum(all_parts * shares[:, :, None], 0)
         tl.store(arrivals + pid, 0)
         out_row = row0 + tl.arange(0, 4)[:, None]

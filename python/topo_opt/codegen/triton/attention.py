@@ -254,21 +254,19 @@ class _Attention(AttentionSpace):
             line(f"decay = {exponential(f'best - {shift}', self._after)}")
             line("total = total * decay + tl.sum(weights, 1)")
             line("acc = acc * decay[:, None]")
-            if 2 in self.described:
-                values = bind(self.described[2], "v")
-            else:
-                values = self._tile(
-                    problem.node.operands[2],
-                    [self._head, self._symbol("nv")],
-                    "nv",
-                    "e",
-                    "(BLOCK_N, BLOCK_E)",
-                )
+            values = self._values()
             narrow = "" if problem.element == "f32" else f".to({storage_type(problem.element)})"
             line(f"acc = tl.dot(weights{narrow}, {values}, acc{exact})")
             line("best = new_best")
             if ahead:
                 line("allowed = allowed_next")
+
+    def _values(self) -> str:
+        """The values of a block of keys."""
+        if 2 in self.described:
+            return self.writer.bind(self.described[2], "v")
+        indices = [self._head, self._symbol("nv")]
+        return self._tile(self.problem.node.operands[2], indices, "nv", "e", "(BLOCK_N, BLOCK_E)")
 
     @property
     def _reads_mask_ahead(self) -> bool:

@@ -69,13 +69,14 @@ class Split:
     def combine(self, writer: Writer) -> None:
         """Defines `sum_acc` and `sum_total` from all partial results, in the order of the splits."""
         line, rows, splits = writer.line, self.rows_block, self.splits
-        line(f"first = pid * {splits * rows}")
+        line(f"first_line = pid * {splits * rows}")
         whole = self.at_once == splits
         self._load(writer, "0", splits, "all", with_parts=whole)
+        line('all_totals = tl.load(part_total + all_lines, cache_modifier=".cg")')
         line("peak = tl.max(all_bests, 0)[None, :]")
         line('peak = tl.where(peak == float("-inf"), 0.0, peak)')
         line(f"shares = {exponential('all_bests - peak', self.after)}")
-        line('sum_total = tl.sum(tl.load(part_total + all_lines, cache_modifier=".cg") * shares, 0)')
+        line("sum_total = tl.sum(all_totals * shares, 0)")
         if whole:
             line("sum_acc = tl.sum(all_parts * shares[:, :, None], 0)")
         else:
@@ -91,7 +92,7 @@ class Split:
         line, rows = writer.line, self.rows_block
         split = f"tl.arange(0, {count})[:, None]"
         split = split if start == "0" else f"({start} + {split})"
-        line(f"{name}_lines = first + {split} * {rows} + tl.arange(0, {rows})[None, :]")
+        line(f"{name}_lines = first_line + {split} * {rows} + tl.arange(0, {rows})[None, :]")
         if with_parts:
             line(f"{name}_places = {name}_lines[:, :, None] * BLOCK_E + tl.arange(0, BLOCK_E)[None, None, :]")
             line(f'{name}_parts = tl.load(part_acc + {name}_places, cache_modifier=".cg")')

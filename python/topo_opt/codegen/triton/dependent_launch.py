@@ -6,6 +6,9 @@ may load arguments that nothing writes (`immutable`), waits, and only then touch
     x = ...; w = tl.load(in1 + x); a = tl.load(in0 + x)
         -->  gdc_launch_dependents(); x = ...; w = tl.load(in1 + x); gdc_wait(); a = tl.load(in0 + x)
 
+What a kernel two launches back wrote is `settled` when the kernel in between lets others start only after its own wait (its trigger
+is late): by then the one before it has finished. Such arguments may be loaded early too (`topo-mark-settled-arguments`).
+
 `arrange` proves on the source which statements may stand before the wait: assignments of a name that is assigned once, made of
 index arithmetic and of loads from immutable parameters alone. It moves the ones that such a load needs, and no others.
 """
@@ -22,8 +25,8 @@ WAIT = "gdc_wait()"
 IMPORT = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait"
 # Functions of `tl` whose result depends on their arguments and the program alone.
 _PURE = frozenset({
-    "arange", "broadcast_to", "cdiv", "expand_dims", "full", "maximum", "minimum", "num_programs", "program_id", "reshape",
-    "where", "zeros",
+    "arange", "broadcast_to", "cdiv", "expand_dims", "full", "max", "maximum", "min", "minimum", "num_programs", "program_id",
+    "reshape", "where", "zeros",
 })  # fmt: skip
 _PURE_METHODS = frozenset({"to", "reshape"})
 
@@ -38,19 +41,33 @@ class _Statement:
     loads: bool
 
 
-def arrange(lines: Sequence[str], immutable: Collection[str], free: Collection[str]) -> list[str]:
+def at_start(late: bool) -> tuple[str, ...]:
+    """What a kernel begins with; `late`: its trigger comes with the wait."""
+    return () if late else (TRIGGER,)
+
+
+def at_wait(late: bool) -> tuple[str, ...]:
+    """What stands where a kernel waits for the one before it."""
+    return (WAIT, TRIGGER) if late else (WAIT,)
+
+
+def arrange(
+    lines: Sequence[str], immutable: Collection[str], free: Collection[str], *, late: bool = False
+) -> list[str]:
     """The body of a kernel as it is launched dependently.
 
     Args:
         lines: the body, indented once.
-        immutable: names of pointers and descriptors to memory that no kernel writes.
+        immutable: names of pointers and descriptors to memory that no kernel writes, or none that may still run.
         free: other names that are known from the start, the tile sizes.
+        late: whether the kernel lets the next one start only after its wait.
     """
     statements = _statements(lines)
     early = _before_wait(statements, frozenset(immutable), frozenset(free))
     before = [line for i, s in enumerate(statements) if i in early for line in s.lines]
     after = [line for i, s in enumerate(statements) if i not in early for line in s.lines]
-    return [f"    {TRIGGER}", *before, f"    {WAIT}", *after]
+    first, waiting = ([f"    {line}" for line in lines] for lines in (at_start(late), at_wait(late)))
+    return [*first, *before, *waiting, *after]
 
 
 def _statements(lines: Sequence[str]) -> list[_Statement]:

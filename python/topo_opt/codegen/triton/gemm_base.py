@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from topo_opt.codegen.kernel_source import KernelSource, Param, Scratch
+from topo_opt.codegen.triton import dependent_launch
 from topo_opt.codegen.triton.contraction import Contraction, find_all
 from topo_opt.codegen.triton.element_types import compute_type, storage_type
 from topo_opt.codegen.triton.emit import Axis, Value
@@ -300,6 +301,16 @@ class Gemm:
         if not (init.is_literal and is_identity(init, combiner)):
             source = self.writer.bind(combiner.combine(self.emitter.tensor(init), source))
         self.emitter.seeds[(node.results[position], indices)] = Value(source, element, frozenset(axes))
+
+    def start(self) -> None:
+        """Lets the next kernel start, unless that is to wait for the one before this."""
+        for line in dependent_launch.at_start(self.kernel.late_trigger) if self.pdl else ():
+            self.writer.line(line)
+
+    def wait(self) -> None:
+        """Waits for the kernel before this one, where it is launched dependently."""
+        for line in dependent_launch.at_wait(self.kernel.late_trigger) if self.pdl else ():
+            self.writer.line(line)
 
     @property
     def immutable(self) -> frozenset[int]:

@@ -68,15 +68,13 @@ class Matrix(Gemm):
         self.rows, self.cols = -(-self.m // tile["m"]), -(-self.columns // tile["n"])
         self.described: dict[Operand, str] = {}
         m, n = symbol("m", self.m), symbol("n", self.columns)
-        if self.pdl:
-            self.writer.line("gdc_launch_dependents()")
+        self.start()
         tiles, programs = self.rows * self.cols * self.batch, tile.get("persistent", 0)
         self.scratch: list[tuple[str, Scratch]] = []
         if programs:
             if self._splits > 1:
                 raise UnsupportedError("a persistent kernel with k in splits")
-            if self.pdl:
-                self.writer.line("gdc_wait()")
+            self.wait()
             programs = min(programs, tiles)
             with self.emitter.scope(
                 f"for pid in tl.range(tl.program_id(0), {tiles}, {programs}, flatten=True):"
@@ -136,8 +134,8 @@ class Matrix(Gemm):
         products = self._products(self._accumulators(places, m), n)
         for product in products:
             line(f"{product.name} = tl.zeros((BLOCK_M, {product.columns}), tl.float32)")
-        if self.pdl and not walking:
-            line("gdc_wait()")
+        if not walking:
+            self.wait()
         with self.emitter.scope(f"for k0 in range({start}, {end}, BLOCK_K):"):
             described = [[self._describe(p, side) for side in _SIDES] for p in products]
             if any(p.joined and both[1] is None for p, both in zip(products, described)):

@@ -171,8 +171,7 @@ class Skinny(Gemm):
                 f"a product of {self.tile['k'] // self._slices} steps of k",
                 hint=f"at least {SMALLEST_K} for each slice",
             )
-        if self.pdl:
-            self.writer.line("gdc_launch_dependents()")
+        self.start()
         self._define_axes()
         places = self.places(symbol("m", self.m), symbol("n", self.columns))
         self.check_coverage(places, self.batch * self.m * self.columns)
@@ -185,7 +184,7 @@ class Skinny(Gemm):
         before, self._beside = self.order(operands.reductions, beside, symbol("ks", self.k))
         if self.pdl:
             self.load_now([load for load in (*operands.loads, *needs.loads) if load[0] in self.immutable])
-            self.writer.line("gdc_wait()")
+        self.wait()
         for level in before:
             self._reduce(level)
         self._multiply()

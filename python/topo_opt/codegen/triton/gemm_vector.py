@@ -70,8 +70,7 @@ class Vector(Gemm):
     def lower(self) -> KernelSource:
         if self.m > VECTOR_ROWS:
             raise UnsupportedError(f"the vector form takes up to {VECTOR_ROWS} rows, not {self.m}")
-        if self.pdl:
-            self.writer.line("gdc_launch_dependents()")
+        self.start()
         self._define_axes()
         self._started: set[str] = set()
         self._names: dict[Request, str] = {}
@@ -191,7 +190,7 @@ class Vector(Gemm):
         if self.pdl:
             fixed = self.immutable
             self.load_now([load for load in (*early, *rows, *late) if load[0] in fixed])
-            self.writer.line("gdc_wait()")
+        self.wait()
         self.load_now(early)
         self.load_now(rows)
         self.load_now(late)

@@ -116,6 +116,16 @@ class Kernel:
         """Arguments, by position, whose memory no kernel writes."""
         return frozenset(self.attributes.get("immutable", ()))
 
+    @property
+    def late_trigger(self) -> bool:
+        """Whether the kernel lets the next one start only when the one before it has finished."""
+        return bool(self.attributes.get("late_trigger", False))
+
+    @property
+    def known_early(self) -> frozenset[int]:
+        """Arguments, by position, that are complete before the kernel in front has finished."""
+        return self.immutable | frozenset(self.attributes.get("settled", ()))
+
     def define(self, params: Sequence[Param], blocks: Iterable[str], lines: Sequence[str]) -> str:
         """A complete source file from the body of the kernel, arranged for how the kernel is launched.
 
@@ -125,8 +135,8 @@ class Kernel:
             lines: the body, indented once.
         """
         if self.pdl:
-            fixed = [p.name for p in params if p.kind == "arg" and p.index in self.immutable]
-            lines = dependent_launch.arrange(lines, fixed, list(blocks))
+            fixed = [p.name for p in params if p.kind == "arg" and p.index in self.known_early]
+            lines = dependent_launch.arrange(lines, fixed, list(blocks), late=self.late_trigger)
         signature = ", ".join([p.name for p in params] + [f"{b}: tl.constexpr" for b in blocks])
         return self.file("\n".join([f"@triton.jit\ndef {self.name}({signature}):", *lines]) + "\n")
 
