@@ -154,7 +154,7 @@ class AttentionSpace:
         return self.block_m if per_head or shape[2:3] not in ((), (1,)) else 1
 
 
-MOST_CANDIDATES = 40
+MOST_CANDIDATES = 64
 # For many rows and for few: (rows a block), (keys a block), (warps), (stages).
 _MANY_ROWS = ((64, 128), (32, 64, 128, 256), (4, 8), (1, 2, 3, 4))
 _FEW_ROWS = ((16, 32), (16, 32, 64, 128), (1, 2, 4, 8), (1, 2, 3, 4))
@@ -228,7 +228,7 @@ def _few_rows_cost(problem: Problem, groups: int, kernel: Kernel, tile: dict[str
     return (
         abs(log2(programs / wanted))
         + 0.5 * abs(log2(tile["n"] / (_KEYS_PER_WARP * tile["warps"])))
-        + 0.5 * abs(tile["stages"] - stages)
+        + 0.2 * abs(tile["stages"] - stages)
         + 0.25 * abs(log2(blocks / 2))
         + 0.25 * abs(log2(tile["warps"] / 4))
         + abs(log2(tile["m"] / rows))
