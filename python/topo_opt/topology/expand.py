@@ -159,6 +159,9 @@ def _template(use: FileLink, pointer: str) -> Link:
 
 
 def _dealt(ends: tuple[str, str], pointer: str) -> Iterator[tuple[str, str]]:
+    if "[" not in ends[0] and "[" not in ends[1]:
+        yield ends
+        return
     first, second = (names_of(end, f"{pointer}/ends/{side}") for side, end in enumerate(ends))
     more, fewer = max(len(first), len(second)), min(len(first), len(second))
     if more % fewer:

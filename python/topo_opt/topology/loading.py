@@ -94,7 +94,7 @@ def _machine_of_cluster(node: str) -> Topology:
 
 def _canonical(data: bytes, what: str) -> bytes:
     # Two parsers on purpose: the first refuses duplicate keys and NaN, the second takes lists for tuples as JSON means them.
-    return strict_json.dumps(strict_json.parse(data, what))
+    return json.dumps(strict_json.parse(data, what), allow_nan=False).encode()
 
 
 def _read_shipped(name: str) -> bytes:
