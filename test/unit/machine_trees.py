@@ -147,9 +147,21 @@ def hwloc_xml(machine: Place) -> str:
     )
 
 
-def smi_text(machine: Place, rng: random.Random) -> str:
-    """The classes as a matrix, spelled in one of the ways that dumps are found in."""
-    classes = expected_classes(machine)
+def nvlink_islands(machine: Place, rng: random.Random) -> dict[tuple[str, str], str]:
+    """Some GPUs in groups of two or more, each with the same number of NVLinks to all others of its group."""
+    gpus = [leaf.name for leaf in machine.leaves() if leaf.kind == "gpu"]
+    rng.shuffle(gpus)
+    cells = {}
+    while len(gpus) > 1 and rng.random() < 0.8:
+        island = [gpus.pop() for _ in range(rng.randint(2, min(4, len(gpus))))]
+        cell = f"NV{rng.choice((12, 18))}"
+        cells |= {(a, b): cell for a in island for b in island if a != b}
+    return cells
+
+
+def smi_text(machine: Place, rng: random.Random, nvlinks: dict[tuple[str, str], str] | None = None) -> str:
+    """The classes as a matrix, spelled in one of the ways that dumps are found in; NVLinks hide classes of PCIe."""
+    classes = expected_classes(machine) | (nvlinks or {})
     leaves = sorted(machine.leaves(), key=lambda leaf: (leaf.kind, int(leaf.name[3:])))
     names = [leaf.name for leaf in leaves]
     numa_of = {leaf.name: i for i, numa in enumerate(machine.children) for leaf in numa.leaves()}

@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from machine_trees import expected_classes, hwloc_xml, nccl_xml, random_machine, smi_text
+from machine_trees import expected_classes, hwloc_xml, nccl_xml, nvlink_islands, random_machine, smi_text
 
 from topo_opt.errors import InputError
 from topo_opt.topology.graph import link_graph, path_class
@@ -250,6 +250,15 @@ def test_random_trees_come_back_from_every_format(seed):
     # NCCL's XML has no host bridges: what is NODE elsewhere is PHB there.
     nccl = {pair: "PHB" if value == "NODE" else value for pair, value in expected.items()}
     assert classes(import_dump(nccl_xml(machine, rng).encode(), "nccl")) == nccl
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_nvlinks_over_a_tree_hide_no_other_class(seed):
+    rng = random.Random(1000 + seed)
+    machine = random_machine(rng)
+    nvlinks = nvlink_islands(machine, rng)
+    expected = expected_classes(machine) | dict.fromkeys(nvlinks, "NVL")
+    assert classes(import_dump(smi_text(machine, rng, nvlinks).encode(), "smi")) == expected
 
 
 def test_imported_files_are_topologies_with_figures_by_name(tmp_path):
