@@ -52,7 +52,8 @@ class CollectiveCost:
     """What a collective takes, and why.
 
     `algorithm` names the best one, with its protocol where a library has several; `considered` has all of them with their
-    seconds, the best first. `bottleneck` is the directed link that takes most of the time; (node, node) is a host's memory.
+    seconds, the best first. `bottleneck` is the directed link that takes most of the time; with the kind "memory" it is the memory of
+    (host, host), with "staged" the limit of a pair without peer access.
     """
 
     seconds: float
@@ -70,8 +71,9 @@ class CollectiveCost:
         out: dict[Edge, float] = {}
         for cost, nbytes in self._loads:
             for resource in cost.loads.nonzero()[0]:
-                edge = self._network.resources[resource].edge
-                out[edge] = out.get(edge, 0.0) + float(cost.loads[resource]) * nbytes
+                if self._network.resources[resource].is_link:
+                    edge = self._network.resources[resource].edge
+                    out[edge] = out.get(edge, 0.0) + float(cost.loads[resource]) * nbytes
         return out
 
     @property

@@ -33,6 +33,11 @@ class Resource:
     bytes_per_s: float
     sustained_bytes_per_s: float
 
+    @property
+    def is_link(self) -> bool:
+        """Whether it is an edge of the link graph."""
+        return self.kind not in ("memory", "staged")
+
 
 class Route(NamedTuple):
     """How bytes get from one device to another: indices of resources, the sum of stated latencies, and the class.

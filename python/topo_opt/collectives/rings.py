@@ -2,7 +2,8 @@
 
 The order is the best Hamiltonian cycle: the most expensive hop first of all, then the sum. It is exact up to `EXACT` devices
 (a dynamic program over subsets, Held and Karp 1962); beyond, a tour along a minimum spanning tree is improved by reversals
-(2-opt) and moves (or-opt). Everything is deterministic: of equal orders the first wins.
+(2-opt), moves (or-opt) and double bridges (iterated local search), until it reaches the bound that the tree gives or the work is
+used up. Everything is deterministic: of equal orders the first wins, and random numbers have a fixed seed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 EXACT = 9
 MAX_SWEEPS = 30
+MAX_KICKS, KICK_WORK = 60, 60_000
+"""Beyond `EXACT` a search starts again from the best order so far, changed at random: so often at most, less for many devices."""
 MIN_CHANNEL = 0.1
 """A further ring must have this part of the first one's rate."""
 
@@ -110,24 +113,52 @@ def _heuristic(cost: Matrix) -> Order:
     finite = cost[np.isfinite(cost)]
     dear = float(finite.max()) * len(cost) * 4 if finite.size else 1.0
     usable = np.where(np.isfinite(cost), cost, dear)
-    order = _spanning_tree_order(usable)
-    for _ in range(MAX_SWEEPS):
-        improved = _two_opt(usable, order) or _or_opt(usable, order)
-        if not improved:
+    order, tree = _spanning_tree_order(usable)
+    # A cycle without one hop spans all devices, and it crosses the dearest cut of the tree twice.
+    least = (sum(tree) + max(tree)) * (1 + 1e-9)
+    best = _improved(usable, order)
+    random = np.random.default_rng(0)
+    for _ in range(min(MAX_KICKS, KICK_WORK // len(cost) ** 2)):
+        if _length(usable, tuple(best)) <= least:
             break
-    start = order.index(0)
-    return tuple(order[start:] + order[:start])
+        found = _improved(usable, _kicked(best, random))
+        if _rank(usable, found) <= _rank(usable, best):
+            best = found
+    start = best.index(0)
+    return tuple(best[start:] + best[:start])
 
 
-def _spanning_tree_order(cost: Matrix) -> list[int]:
-    """Devices in the order of a walk over a minimum spanning tree (Prim), nearest branches first: clusters stay together."""
+def _improved(cost: Matrix, order: list[int]) -> list[int]:
+    for _ in range(MAX_SWEEPS):
+        if not (_two_opt(cost, order) or _or_opt(cost, order)):
+            break
+    return order
+
+
+def _rank(cost: Matrix, order: list[int]) -> tuple[float, float]:
+    return _bottleneck(cost, tuple(order)), _length(cost, tuple(order))
+
+
+def _kicked(order: list[int], random: np.random.Generator) -> list[int]:
+    """Two neighbouring stretches change places (a double bridge), which reversals and moves do not undo."""
+    a, b, c = sorted(random.choice(len(order) - 1, 3, replace=False) + 1)
+    return order[:a] + order[b:c] + order[a:b] + order[c:]
+
+
+def _spanning_tree_order(cost: Matrix) -> tuple[list[int], list[float]]:
+    """Devices in the order of a walk over a minimum spanning tree (Prim), nearest branches first: clusters stay together.
+
+    Also the costs of the tree's hops.
+    """
     n = len(cost)
     distance, parent = cost[0].copy(), np.zeros(n, dtype=int)
     outside = np.ones(n, dtype=bool)
     outside[0] = False
     children: list[list[int]] = [[] for _ in range(n)]
+    hops: list[float] = []
     for _ in range(n - 1):
         nearest = int(np.argmin(np.where(outside, distance, np.inf)))
+        hops.append(float(distance[nearest]))
         outside[nearest] = False
         children[parent[nearest]].append(nearest)
         closer = cost[nearest] < distance
@@ -138,7 +169,7 @@ def _spanning_tree_order(cost: Matrix) -> list[int]:
         node = stack.pop()
         order.append(node)
         stack.extend(reversed(children[node]))
-    return order
+    return order, hops
 
 
 def _two_opt(cost: Matrix, order: list[int]) -> bool:

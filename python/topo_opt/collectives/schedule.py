@@ -48,11 +48,11 @@ class Phase:
         """How many moves follow each other at most in a pipelined phase."""
         return 1 + max(move.stage for move in self.moves)
 
-    def targets(self) -> dict[str, set[str]]:
-        """Where each device sends to."""
-        out: dict[str, set[str]] = {}
+    def targets(self) -> dict[str, dict[str, None]]:
+        """Where each device sends to, in the order of the moves."""
+        out: dict[str, dict[str, None]] = {}
         for move in self.moves:
-            out.setdefault(move.source, set()).add(move.target)
+            out.setdefault(move.source, {})[move.target] = None
         return out
 
 

@@ -97,8 +97,8 @@ class _Run:
         carried = self._flows.carried @ self._crossings
         out: dict[Edge, float] = {}
         for link, nbytes in zip(self._links, carried):
-            edge = self._network.resources[link].edge
-            out[edge] = out.get(edge, 0.0) + float(nbytes)
+            if self._network.resources[link].is_link:
+                out[self._network.resources[link].edge] = float(nbytes)
         return out
 
     def _prepare(self) -> None:
