@@ -46,7 +46,8 @@ class PlanShardings(Pass):
             fail(module, f"the module has {len(functions)} functions to plan, one was expected")
         try:
             machine = load(self.topology)
-            mesh = parse_mesh(self.mesh, machine.compute) if self.mesh else read_mesh(module.operation)
+            devices = () if machine.primary.kind == "cpu" else machine.compute
+            mesh = parse_mesh(self.mesh, devices) if self.mesh else read_mesh(module.operation)
             options = PlanOptions(
                 devices=self.devices,
                 objective=self.objective,

@@ -13,7 +13,7 @@ from topo_opt.errors import InputError
 from topo_opt.sharding.cost import picoseconds
 from topo_opt.sharding.cost_reshard import conversion
 from topo_opt.sharding.pins import ShardingPin
-from topo_opt.sharding.plan import Plan, PlanOptions, plan
+from topo_opt.sharding.plan import Plan, PlanOptions, plan, plan_topology
 from topo_opt.sharding.plan_graph import PlanGraph
 from topo_opt.sharding.plan_problem import Costs, build
 from topo_opt.sharding.plan_result import collectives, named, sharding_plan
@@ -21,6 +21,7 @@ from topo_opt.sharding.rule import Factor
 from topo_opt.sharding.solver import FORBIDDEN, solve
 from topo_opt.sharding.spec import Mesh
 from topo_opt.sharding.strategies import Layout, strategies
+from topo_opt.topology import load
 
 
 def _plan(graph: PlanGraph, prices: RingPrices, **options: object) -> Plan:
@@ -319,6 +320,15 @@ def test_uneven_factors_are_left_out() -> None:
     assert b.ops[0].rule.factors == factors
     assert {s.axes for s in strategies(b.ops[0], (4,))} == {(-1,), (2,)}
     assert {s.axes for s in strategies(b.ops[0], (2,))} == {(-1,), (0,), (2,)}
+
+
+def test_processes_on_a_cpu_share_what_work_there_is() -> None:
+    mesh = Mesh((("t", 4),), ("0", "1", "2", "3"))
+    made = plan_topology(_mlp(64, 512, 2048), load("cpu"), PlanOptions(mesh=mesh, whole_results=True))
+    alone = plan_topology(_mlp(64, 512, 2048), load("cpu"), PlanOptions(mesh=Mesh((("t", 1),), ("0",))))
+    # Four processes that split the work are as fast as one; that each does all of it would be four times as slow.
+    assert _sharding(made, "up") != ((), ()) or _sharding(made, "x") != ((), ())
+    assert alone.seconds <= made.seconds < 4 * alone.seconds
 
 
 def test_plans_are_deterministic() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from topo_opt.errors import InputError
 from topo_opt.sharding.plan_graph import PlanOp
 from topo_opt.sharding.solver import FORBIDDEN, Table
 from topo_opt.sharding.strategies import Strategy
-from topo_opt.topology import Topology
+from topo_opt.topology import Device, Topology
 
 PICOSECONDS = 1e12
 
@@ -56,6 +57,44 @@ class TopologyPrices:
 
     def memory(self, device: str) -> int:
         return self._devices[device].memory.capacity_bytes.value
+
+
+@dataclass(frozen=True)
+class ThroughMemory:
+    """The cost of a collective between processes on one machine."""
+
+    seconds: float
+    algorithm: str = "through memory"
+    bottleneck_kind: str = "memory"
+    considered: tuple[tuple[str, float], ...] = ()
+
+
+class ProcessPrices:
+    """Processes on one CPU, any number of them, as gloo runs them: all share its cores and its memory.
+
+    Every process computes at its share of the rates. A collective writes and reads every buffer once for each round of a
+    ring, `nbytes / n` at a time, and starts every round like a kernel.
+    """
+
+    def __init__(self, device: Device, processes: Sequence[str]):
+        self._device, self.devices = device, tuple(processes)
+
+    def collective(self, kind: str, nbytes: int, groups: tuple[tuple[str, ...], ...]) -> ThroughMemory:
+        size, ranks = len(groups[0]), sum(map(len, groups))
+        rounds = {"all_reduce": 2 * (size - 1), "send": 1, "broadcast": 1}.get(kind, size - 1)
+        part = nbytes if kind in ("send", "broadcast") else nbytes / size
+        moved = 2 * part * ranks / self._device.memory.read_write_bytes_per_s.value
+        return ThroughMemory(rounds * (self.launch(groups[0][0]) + moved))
+
+    def compute(self, flops: float, nbytes: float, dtype: str, device: str) -> float:
+        rate, memory = self._device.ops_per_s(dtype), self._device.memory.read_write_bytes_per_s.value
+        return len(self.devices) * max(flops / rate, nbytes / memory)
+
+    def launch(self, device: str) -> float:
+        return self._device.launch.eager_ns.value * 1e-9
+
+    def memory(self, device: str) -> int:
+        return self._device.memory.capacity_bytes.value // len(self.devices)
 
 
 def check_devices(prices: Prices, wanted: int | None) -> int:

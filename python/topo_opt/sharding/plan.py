@@ -14,7 +14,14 @@ from typing import Literal
 
 from topo_opt.errors import InputError
 from topo_opt.sharding import pins as pinning
-from topo_opt.sharding.cost import PICOSECONDS, Prices, TopologyPrices, check_devices, least_cost
+from topo_opt.sharding.cost import (
+    PICOSECONDS,
+    Prices,
+    ProcessPrices,
+    TopologyPrices,
+    check_devices,
+    least_cost,
+)
 from topo_opt.sharding.layers import layers_of
 from topo_opt.sharding.memory import MemoryUse, size_text
 from topo_opt.sharding.meshes import Closeness, candidate_meshes, choose_devices, cluster, make_mesh
@@ -106,13 +113,17 @@ class Plan:
 
 
 def plan_topology(graph: PlanGraph, topology: Topology, options: PlanOptions | None = None) -> Plan:
-    """The best plan of a function on a machine.
+    """The best plan of a function on a machine. A mesh on a CPU is one of processes, of which there may be any number.
 
     Raises:
         InputError: nothing fits into memory, a pin cannot be kept, devices are not connected; with the numbers.
     """
+    options = options or PlanOptions()
+    if options.mesh is not None and topology.primary.kind == "cpu":
+        processes = ProcessPrices(topology.primary, options.mesh.devices)
+        return plan(graph, processes, {}, options)
     prices = TopologyPrices(topology)
-    return plan(graph, prices, closeness(topology, prices.devices), options or PlanOptions())
+    return plan(graph, prices, closeness(topology, prices.devices), options)
 
 
 def plan(graph: PlanGraph, prices: Prices, near: Closeness, options: PlanOptions) -> Plan:
