@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 EXACT = 9
 MAX_SWEEPS = 30
-MAX_KICKS, KICK_WORK = 60, 60_000
-"""Beyond `EXACT` a search starts again from the best order so far, changed at random: so often at most, less for many devices."""
+MAX_KICKS, FURTHER_KICKS, KICK_WORK = 60, 4, 60_000
+"""Beyond `EXACT` a search starts again from the best order so far, changed at random: so often at most, less for rings beside
+a first one and for many devices."""
 MIN_CHANNEL = 0.1
 """A further ring must have this part of the first one's rate."""
 
@@ -24,10 +25,10 @@ Matrix = NDArray[np.float64]
 Order = tuple[int, ...]
 
 
-def best_order(cost: Matrix) -> Order | None:
+def best_order(cost: Matrix, kicks: int = MAX_KICKS) -> Order | None:
     """The cheapest cycle through all rows of `cost` (seconds or any other unit; inf where there is no hop), from row 0.
 
-    None when no cycle exists, or none was found beyond `EXACT` devices.
+    None when no cycle exists, or none was found beyond `EXACT` devices, where `kicks` bounds the search.
     """
     n = len(cost)
     off = cost[~np.eye(n, dtype=bool)]
@@ -36,7 +37,7 @@ def best_order(cost: Matrix) -> Order | None:
         return order if n < 2 or np.isfinite(off).all() else None
     if n <= EXACT:
         return _exact(cost)
-    found = _heuristic(cost)
+    found = _heuristic(cost, kicks)
     return found if np.isfinite(_bottleneck(cost, found)) else None
 
 
@@ -108,7 +109,7 @@ def _shortest(cost: Matrix) -> Order | None:
     return tuple(reversed(order))
 
 
-def _heuristic(cost: Matrix) -> Order:
+def _heuristic(cost: Matrix, kicks: int) -> Order:
     # Hops that don't exist are very expensive instead of impossible, so that a search can pass over them.
     finite = cost[np.isfinite(cost)]
     dear = float(finite.max()) * len(cost) * 4 if finite.size else 1.0
@@ -118,7 +119,7 @@ def _heuristic(cost: Matrix) -> Order:
     least = (sum(tree) + max(tree)) * (1 + 1e-9)
     best = _improved(usable, order)
     random = np.random.default_rng(0)
-    for _ in range(min(MAX_KICKS, KICK_WORK // len(cost) ** 2)):
+    for _ in range(min(kicks, KICK_WORK // len(cost) ** 2)):
         if _length(usable, tuple(best)) <= least:
             break
         found = _improved(usable, _kicked(best, random))
@@ -177,7 +178,7 @@ def _two_opt(cost: Matrix, order: list[int]) -> bool:
     n, changed = len(order), False
     for _ in range(4 * n):
         at = np.array(order)
-        after = np.roll(at, -1)
+        after = np.array(order[1:] + order[:1])
         step = cost[at, after]
         gain = step[:, None] + step[None, :] - cost[np.ix_(at, at)] - cost[np.ix_(after, after)]
         gain[np.tril_indices(n)] = -np.inf
@@ -201,7 +202,7 @@ def _or_opt(cost: Matrix, order: list[int]) -> bool:
             piece, rest = rotated[:length], rotated[length:]
             if len(rest) < 2:
                 continue
-            at, after = np.array(rest), np.roll(rest, -1)
+            at, after = np.array(rest), np.array(rest[1:] + rest[:1])
             removed = cost[rest[-1], piece[0]] + cost[piece[-1], rest[0]] - cost[rest[-1], rest[0]]
             added = cost[at, piece[0]] + cost[piece[-1], after] - cost[at, after]
             place = int(np.argmin(added))
@@ -227,7 +228,11 @@ def channels(
         left = np.where(capacity > 0, cost, np.inf)
         back = (out[-1][0][0], *reversed(out[-1][0][1:])) if len(out) % 2 else None
         # The same ring the other way round uses the other directions of the same links: what is left stays regular.
-        order = back if back and np.isfinite(_bottleneck(left, back)) else best_order(left)
+        order = (
+            back
+            if back and np.isfinite(_bottleneck(left, back))
+            else best_order(left, MAX_KICKS if not out else FURTHER_KICKS)
+        )
         if order is None:
             break
         rate, capacity = spend(order)
