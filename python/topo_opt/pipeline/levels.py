@@ -41,8 +41,9 @@ def _schedule(level: int, topology: str | None, split: Sequence[str]) -> list[st
     # What rows of a copy are long enough for depends on the kernel that reads them.
     align = (f"topo-align-operands{options}",) if level > 1 else ()
     # Inout comes last, on whole kernels: which buffer dies where is known only after they are formed.
+    form = f"topo-form-kernels{{{_FUSE[level]}}}"
     # Ops that were cloned for several consumers may have met again in one kernel.
-    form = f"topo-form-kernels{{{_FUSE[level]}}}", "cse"
+    merge = ("cse",) if level > 0 else ()
     once = ("topo-mark-load-time",) if level > 0 else ()
     return [
         *recognise,
