@@ -38,22 +38,31 @@ class ComputeModel:
         self._copies: dict[str, tuple[Kriging, float, float]] = {}
         if not calibrated or topology.measured is None:
             return
+        products: dict[tuple[str, str], list[tuple[Shape, float, float]]] = {}
         for gemm in topology.measured.gemms:
             device = self._devices[gemm.device]
-            shapes = [(p.m, p.n, p.k) for p in gemm.points]
-            modelled = [self._product_s(device, gemm.dtype, shape) for shape in shapes]
-            measured = [_launched(p.seconds, device) for p in gemm.points]
-            self._products[device.model, gemm.dtype] = _fit(np.array(shapes, dtype=float), measured, modelled)
+            of_type = products.setdefault((device.model, gemm.dtype), [])
+            for p in gemm.points:
+                shape = (p.m, p.n, p.k)
+                of_type.append(
+                    (shape, _launched(p.seconds, device), self._product_s(device, gemm.dtype, shape))
+                )
+        for key, of_type in products.items():
+            shapes, measured, modelled = zip(*of_type)
+            self._products[key] = _fit(np.array(shapes, dtype=float), measured, modelled)
+        copies: dict[str, list[tuple[float, float, float]]] = {}
         for copy in topology.measured.copies:
             if copy.ends[0] == copy.ends[1]:
                 device = self._devices[copy.ends[0]]
-                # Bytes of a copy count once; it reads and writes them.
-                moved = [2.0 * p.bytes for p in copy.points]
                 rate = device.memory.read_write_bytes_per_s.value
-                fit = _fit(
-                    np.array(moved)[:, None], [p.seconds for p in copy.points], [b / rate for b in moved]
-                )
-                self._copies[device.model] = fit, min(moved), max(moved)
+                of_model = copies.setdefault(device.model, [])
+                for point in copy.points:
+                    # Bytes of a copy count once; it reads and writes them.
+                    moved = 2.0 * point.bytes
+                    of_model.append((moved, _launched(point.seconds, device), moved / rate))
+        for model, of_model in copies.items():
+            sizes, measured, modelled = zip(*of_model)
+            self._copies[model] = _fit(np.array(sizes)[:, None], measured, modelled), min(sizes), max(sizes)
 
     def seconds(
         self, flops: float, nbytes: float, dtype: str, device: str, shape: Shape | None = None
