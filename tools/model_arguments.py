@@ -41,7 +41,7 @@ def check(arguments: argparse.Namespace) -> None:
     if arguments.mesh is not None or arguments.shard:
         from topo_opt.sharding.split_passes import split_passes
 
-        split_passes(arguments.topology, machine, arguments.mesh, arguments.shard)
+        split_passes(arguments.topology, machine, arguments.mesh, arguments.shard, planner_options(arguments))
     Settings.of(
         arguments.level,
         arguments.tune,
@@ -55,9 +55,21 @@ def check(arguments: argparse.Namespace) -> None:
         check_destination(arguments.output)
 
 
+def planner_options(arguments: argparse.Namespace) -> dict[str, str]:
+    """The options of `topo-plan-shardings` that the command line names, as text."""
+    found = {}
+    if arguments.objective != "latency":
+        found["objective"] = arguments.objective
+    if arguments.memory_limit is not None:
+        found["memory-limit"] = str(arguments.memory_limit)
+    if arguments.pin:
+        found["pin"] = ";".join(arguments.pin)
+    return found
+
+
 def writes_bundle(arguments: argparse.Namespace) -> bool:
     """Whether the result is a bundle, not text."""
-    return arguments.to is None and arguments.emit == "bundle"
+    return arguments.to is None and arguments.emit == "bundle" and not arguments.explain
 
 
 def output_of(arguments: argparse.Namespace, sources: dict[str, Path]) -> Path:

@@ -71,6 +71,9 @@ _MODEL_ONLY = {
     "tuning_time": "--tuning-time",
     "mesh": "--mesh",
     "shard": "--shard",
+    "objective": "--objective",
+    "memory_limit": "--memory-limit",
+    "pin": "--pin",
 }
 _DESCRIPTIONS = {
     "version": "versions",
@@ -121,6 +124,10 @@ def _refuse_model_options(arguments: argparse.Namespace) -> None:
 def _mlir(arguments: argparse.Namespace) -> int:
     from topo_opt.tools import opt_mlir
 
+    if arguments.explain:
+        from topo_opt.tools import explain_plans
+
+        return explain_plans.with_passes(arguments, lambda: opt_mlir.run(arguments))
     return opt_mlir.run(arguments)
 
 
@@ -152,6 +159,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     both.add_argument(
         "--dump-topology-schema", action="store_true", help="print the JSON Schema of --topology files"
+    )
+    both.add_argument(
+        "--explain",
+        choices=("sharding", "sharding-json"),
+        help="print why tensors lie on devices as they do, instead of the result: of a model the plan for --topology, "
+        "pipelines included; of MLIR what topo-plan-shardings among the passes chose",
     )
     both.add_argument("--quiet", "-q", action="store_true", help="no progress and no report")
     both.add_argument("--traceback", action="store_true", help="show the Python traceback of an error")
@@ -194,7 +207,7 @@ def _parser() -> argparse.ArgumentParser:
     split.add_argument(
         "--mesh",
         metavar="AXIS=N,...",
-        help="split the model over these axes, a process for each place: data=2,model=4",
+        help="split the model over these axes, a process for each place: data=2,model=4; auto: the planner's choice",
     )
     split.add_argument(
         "--shard",
@@ -202,6 +215,25 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME=AXIS,_",
         help="how tensors of this name (* and ? as in file names) are split, one entry a dimension; the rest follows; may be repeated",
+    )
+    split.add_argument(
+        "--objective",
+        choices=("latency", "throughput"),
+        default="latency",
+        help="what a plan makes good: the time of a call, or calls a second (default: latency)",
+    )
+    split.add_argument(
+        "--memory-limit",
+        type=int,
+        metavar="BYTES",
+        help="what a plan may take of each device (default: nine tenths of what it has)",
+    )
+    split.add_argument(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="NAME=AXIS,_",
+        help="as --shard, but the rest is planned: an entry may also be ?, for any; may be repeated",
     )
     tuning = parser.add_argument_group("tuning of kernels (.pt2)")
     tuning.add_argument(

@@ -9,7 +9,13 @@ from typing import Any
 from topo_opt import driver, report
 from topo_opt.model import torch_dialect
 from topo_opt.pipeline import levels
-from topo_opt.tools.model_arguments import buckets_of, functions_of, output_of, writes_bundle
+from topo_opt.tools.model_arguments import (
+    buckets_of,
+    functions_of,
+    output_of,
+    planner_options,
+    writes_bundle,
+)
 from topo_opt.tools.opt_mlir import check_pass_names, instruments_of
 from topo_opt.tools.output import write_output
 from topo_opt.tools.progress import Progress
@@ -39,12 +45,17 @@ def run(arguments: argparse.Namespace) -> int:
         tuning_time_s=arguments.tuning_time,
         mesh=arguments.mesh,
         shard=tuple(arguments.shard),
+        planner=planner_options(arguments),
         instruments=lambda: instruments_of(arguments),
         phase=Progress(quiet=arguments.quiet).phase,
     )
     if arguments.dump_pass_pipeline:
         text = levels.pipeline(options.level, topology=options.topology, split=options.split)
         print(text, file=sys.stderr)
+    if arguments.explain:
+        from topo_opt.tools import explain_plans
+
+        return explain_plans.of_model(arguments, sources, options)
     if writes_bundle(arguments):
         return _bundle(arguments, sources, options)
     what = _TEXT_AFTER[arguments.to] if arguments.to else arguments.emit

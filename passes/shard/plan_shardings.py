@@ -12,8 +12,10 @@ from topo_opt.sharding.annotate import annotate, read_mesh, write_mesh
 from topo_opt.sharding.named import parse_mesh
 from topo_opt.sharding.pins import ShardingPin
 from topo_opt.sharding.plan import PlanOptions, plan_topology
+from topo_opt.sharding.plan_functions import join
 from topo_opt.sharding.plan_reading import read_plan_graph
-from topo_opt.sharding.plan_result import sharding_plan
+from topo_opt.sharding.plan_result import sharding_plans
+from topo_opt.sharding.plan_watch import publish
 from topo_opt.topology import load
 
 
@@ -27,8 +29,8 @@ class PlanShardings(Pass):
 
     Options: `topology` by name or file; `devices`, how many may be used; `objective` latency or throughput; `memory-limit` in bytes of one device; `mesh` such as `x=2,y=4` for this mesh and no
     other; `pin` such as `layers.*.q.weight=x,_`, several separated by `;`; `results` whole where every device is to have
-    all of each result. A module that already has a grid keeps it. A module has one function: shardings of several that
-    share parameters would have to agree.
+    all of each result. A module that already has a grid keeps it. Several functions are planned together: what they share lies
+    alike in all of them, and one call of each is what is made fast.
     """
 
     name = "topo-plan-shardings"
@@ -42,8 +44,8 @@ class PlanShardings(Pass):
 
     def apply(self, module: Any) -> None:
         functions = list(shardable(module.operation))
-        if len(functions) != 1:
-            fail(module, f"the module has {len(functions)} functions to plan, one was expected")
+        if not functions:
+            fail(module, "the module has no function to plan")
         try:
             machine = load(self.topology)
             devices = () if machine.primary.kind == "cpu" else machine.compute
@@ -57,11 +59,15 @@ class PlanShardings(Pass):
                 stages=False,
                 whole_results=self.results == "whole",
             )
-            made = sharding_plan(plan_topology(read_plan_graph(functions[0]), machine, options))
+            joined = join([read_plan_graph(f) for f in functions])
+            found = plan_topology(joined.graph, machine, options)
+            plans = sharding_plans(found, joined)
         except InputError as error:
             raise PassFailure(
                 error.message, location=functions[0].operation.location, hint=error.hint
             ) from None
         with module.context:
-            write_mesh(module.operation, made.mesh)
-            annotate(functions[0], made)
+            write_mesh(module.operation, found.mesh)
+            for function, made in zip(functions, plans, strict=True):
+                annotate(function, made)
+        publish(found)

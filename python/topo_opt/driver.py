@@ -72,6 +72,8 @@ class Options:
     """`data=2,model=4`: the axes over which the model is split, a process for each place; None: one device."""
     shard: Sequence[str] = ()
     """`layers.*.q.weight=model,_`: tensors by name, and for each dimension the axes that split it; the rest follows from these."""
+    planner: Mapping[str, str] = field(default_factory=dict)
+    """More options of `topo-plan-shardings`, by which what `shard` does not say is planned: `objective`, `memory-limit`, `pin`."""
     instruments: Callable[[], Sequence[Instrument]] = tuple
     phase: Phase = nullcontext
 
@@ -83,7 +85,7 @@ class Options:
     @cached_property
     def split(self) -> tuple[str, ...]:
         """The passes that split the model over devices. Raises InputError for a mesh or patterns of another form."""
-        return split_passes(self.topology, self.machine, self.mesh, self.shard)
+        return split_passes(self.topology, self.machine, self.mesh, self.shard, self.planner)
 
     @cached_property
     def tuning(self) -> Settings:

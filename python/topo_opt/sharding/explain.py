@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from topo_opt.sharding.plan import Plan, describe
 from topo_opt.sharding.plan_result import PlannedCollective, collectives, named
 from topo_opt.sharding.solver import FORBIDDEN, Memory, Problem, solve
 from topo_opt.sharding.spec import Sharding
+from topo_opt.topology.graph import PATH_CLASSES
 
 MAX_RUNNERS_UP = 64
 """Entries whose runner-up is looked for, the largest tensors first: each is a problem of its own."""
@@ -45,7 +47,11 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class CollectiveEntry:
-    """A collective, or equal ones of several layers. `seconds` is one, `nbytes` its buffer."""
+    """A collective, or equal ones of several layers. `seconds` is one, `nbytes` its buffer.
+
+    `link` is the class of the farthest routes within its groups, in the words of `nvidia-smi topo -m`; `bound` what takes most
+    of the time.
+    """
 
     kind: str
     axes: tuple[str, ...]
@@ -55,6 +61,7 @@ class CollectiveEntry:
     seconds: float
     algorithm: str
     link: str
+    bound: str
     runner_up: str | None
 
 
@@ -218,17 +225,29 @@ def _collectives(plan: Plan) -> Iterator[CollectiveEntry]:
         detail = costs.prices.collective(one.step.kind, one.nbytes, costs.groups(one.step.axes))
         others = [f"{name} {seconds * 1e6:.1f} us" for name, seconds in detail.considered[1:2]]
         value, op = plan.graph.values[one.value], plan.graph.ops[one.op]
+        name = _general(value.name) if len(same) > 1 else value.name
         yield CollectiveEntry(
             one.step.kind,
             tuple(plan.mesh.axes[a][0] for a in one.step.axes),
-            f"{_general(value.name)} {list(value.shape)} {'of' if one.produced else 'for'} {op.name}",
+            f"{name} {list(value.shape)} {'of' if one.produced else 'for'} {op.name}",
             len(same),
             one.nbytes,
             one.seconds,
             detail.algorithm,
+            _link_class(plan, costs.groups(one.step.axes)),
             detail.bottleneck_kind,
             others[0] if others else None,
         )
+
+
+def _link_class(plan: Plan, groups: tuple[tuple[str, ...], ...]) -> str:
+    ranks = [
+        plan.near[min(a, b), max(a, b)][0]
+        for group in groups
+        for a, b in combinations(group, 2)
+        if (min(a, b), max(a, b)) in plan.near
+    ]
+    return PATH_CLASSES[max(ranks)] if ranks else "-"
 
 
 def render(found: Explanation, plan: Plan, console: Console) -> None:
@@ -272,6 +291,7 @@ def _collective_table(found: Explanation) -> Table:
         "bytes",
         "us",
         "algorithm",
+        "links",
         "bound by",
         "next",
         title="Collectives",
@@ -285,7 +305,7 @@ def _collective_table(found: Explanation) -> Table:
             size_text(c.nbytes),
             f"{c.seconds * 1e6:.1f}",
         )
-        table.add_row(*map(escape, row), c.algorithm, c.link, c.runner_up or "-")
+        table.add_row(*map(escape, row), c.algorithm, c.link, c.bound, c.runner_up or "-")
     return table
 
 

@@ -97,6 +97,7 @@ class Plan:
     seconds: float
     pace_seconds: float
     candidates: list[Candidate] = field(default_factory=list)
+    near: Closeness = field(default_factory=dict)
 
     @property
     def mesh(self) -> Mesh:
@@ -145,7 +146,7 @@ class _Planner:
             self._consider(mesh, total)
         if self.best is None:
             raise self._infeasible()
-        self.best.candidates = self.candidates
+        self.best.candidates, self.best.near = self.candidates, self.near
         return self.best
 
     def _meshes(self, total: int) -> Iterable[Mesh]:

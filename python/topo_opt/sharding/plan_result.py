@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from topo_opt.errors import InputError
 from topo_opt.sharding.cost import PICOSECONDS
 from topo_opt.sharding.cost_reshard import Step, conversion
 from topo_opt.sharding.plan import Plan
-from topo_opt.sharding.plan_graph import PlanValue
+from topo_opt.sharding.plan_functions import Joined
+from topo_opt.sharding.plan_graph import PlanGraph, PlanValue
 from topo_opt.sharding.spec import Mesh, Sharding, ShardingPlan
 from topo_opt.sharding.strategies import TERMS, Axes, Layout
 
@@ -41,20 +42,33 @@ def _names(axes: Axes, mesh: Mesh) -> tuple[str, ...]:
 
 
 def sharding_plan(plan: Plan) -> ShardingPlan:
-    """The shardings of a plan without stages.
+    """The shardings of a plan of one function, without stages.
 
     Raises:
         InputError: the plan is a pipeline, of which each stage has devices of its own.
     """
+    everything = range(len(plan.graph.ops))
+    return _of_part(plan, plan.graph, everything, range(len(plan.graph.values)))
+
+
+def sharding_plans(plan: Plan, joined: Joined) -> list[ShardingPlan]:
+    """The shardings of every function of a plan that was made for `joined.graph`. Errors as of `sharding_plan`."""
+    parts = zip(joined.functions, joined.operations, joined.values, strict=True)
+    return [_of_part(plan, function, ops, values) for function, ops, values in parts]
+
+
+def _of_part(plan: Plan, function: PlanGraph, ops: range, places: Sequence[int]) -> ShardingPlan:
+    """The shardings of a function whose operations and values are these of the plan's graph."""
     if plan.stages is not None:
         raise InputError(
             f"the plan is a pipeline of {len(plan.stages.starts)} stages, which is no sharding over one mesh",
             hint="plan without stages, for more devices or with a higher memory limit",
         )
-    mesh = plan.mesh
+    mesh, layouts = plan.mesh, plan.fit.layouts
     assignments: dict[int, dict[int, tuple[str, ...]]] = {}
     terms: dict[int, tuple[str, ...]] = {}
-    for op, chosen in zip(plan.graph.ops, plan.fit.chosen):
+    for index in ops:
+        op, chosen = plan.graph.ops[index], plan.fit.chosen[index]
         split: dict[int, Axes] = {}
         for axis, factor in enumerate(chosen.axes):
             if factor >= 0:
@@ -63,13 +77,11 @@ def sharding_plan(plan: Plan) -> ShardingPlan:
             assignments[op.node] = {factor: _names(axes, mesh) for factor, axes in split.items()}
         through = tuple(a for a, factor in enumerate(chosen.axes) if factor == TERMS)
         if op.owns >= 0 and op.terms is not None:
-            position = op.terms.operands[0][0]
-            through = tuple(
-                a for a in split.get(op.owns, ()) if a in plan.fit.layouts[op.operands[position]].pending
-            )
+            rows = layouts[op.operands[op.terms.operands[0][0]]]
+            through = tuple(a for a in split.get(op.owns, ()) if a in rows.pending)
         if through:
             terms[op.node] = _names(through, mesh)
-    shardings = {v.number: named(x, mesh) for v, x in zip(plan.graph.values, plan.fit.layouts)}
+    shardings = {value.number: named(layouts[place], mesh) for value, place in zip(function.values, places)}
     memory = {d: plan.fit.memory.total for d in mesh.devices}
     notes = tuple(f"{c.mesh.shape} {c.outcome}" for c in plan.candidates)
     return ShardingPlan(mesh, shardings, assignments, terms, plan.seconds, memory, notes)

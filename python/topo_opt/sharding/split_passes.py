@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from topo_opt.errors import InputError
 from topo_opt.passes.base import quote
 from topo_opt.sharding.named import parse_mesh, parse_pattern
 from topo_opt.topology import Topology
 
+AUTO = "auto"
+"""In place of a mesh: the planner's choice."""
 
-def split_passes(topology: str, machine: Topology, mesh: str | None, shard: Sequence[str]) -> tuple[str, ...]:
+
+def split_passes(
+    topology: str,
+    machine: Topology,
+    mesh: str | None,
+    shard: Sequence[str],
+    planner: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:
     """The passes as text; none for a program of one device.
 
     Args:
-        mesh: `data=2,model=4`, the outer axis first.
+        mesh: `data=2,model=4`, the outer axis first; `auto` leaves it to the planner.
         shard: patterns, see `named.parse_pattern`. What they leave open follows from them. Without any the planner chooses.
+        planner: more options of `topo-plan-shardings`.
 
     Raises:
         InputError: a mesh or pattern of another form, one without the other, or more places than the machine has devices.
@@ -31,11 +41,18 @@ def split_passes(topology: str, machine: Topology, mesh: str | None, shard: Sequ
         parse_pattern(text)
     # A process on the CPU is no device of its own: there may be as many as wanted.
     devices = () if machine.primary.kind == "cpu" else tuple(machine.compute)
-    parse_mesh(mesh, devices)
+    if mesh != AUTO:
+        parse_mesh(mesh, devices)
+    if shard and (mesh == AUTO or planner):
+        raise InputError(
+            f"'{shard[0]}' says how a tensor is split where the planner is asked for",
+            hint="write it as a pin (--pin), or give a mesh and no options of the planner",
+        )
     if shard:
         options = f"mesh={quote(mesh)} shard={quote(';'.join(shard))} results=whole"
         chosen = [f"topo-propagate-shardings{{{options}}}"]
     else:
-        options = f"topology={quote(topology)} mesh={quote(mesh)} results=whole"
+        given = {"topology": topology} | ({} if mesh == AUTO else {"mesh": mesh}) | dict(planner or {})
+        options = " ".join(f"{key}={quote(text)}" for key, text in given.items()) + " results=whole"
         chosen = [f"topo-plan-shardings{{{options}}}", "topo-propagate-shardings{results=whole}"]
     return (*chosen, "topo-partition", "topo-lower-slices", "topo-outline-collectives")

@@ -15,12 +15,16 @@ func.func @too_large(%x: tensor<1024x1024xf32> {topo.kind = "input", topo.name =
 
 // -----
 
-// expected-error@below {{the module has 2 functions to plan, one was expected}}
+// expected-error@below {{the module has no function to plan}}
 module {
-  func.func @first(%x: tensor<4xf32>) -> tensor<4xf32> {
-    return %x : tensor<4xf32>
-  }
-  func.func @second(%x: tensor<4xf32>) -> tensor<4xf32> {
-    return %x : tensor<4xf32>
-  }
+}
+
+// -----
+
+// expected-error@below {{'w' is [8] in 'second' and [4] in another function}}
+func.func @first(%w: tensor<4xf32> {topo.kind = "param", topo.name = "w"}) -> tensor<4xf32> {
+  return %w : tensor<4xf32>
+}
+func.func @second(%w: tensor<8xf32> {topo.kind = "param", topo.name = "w"}) -> tensor<8xf32> {
+  return %w : tensor<8xf32>
 }
