@@ -160,14 +160,14 @@ def test_measured_products_and_copies(h200):
         {
             "ends": ["gpu0", "gpu0"],
             "source": SOURCE,
-            "points": [{"bytes": 1 << 20, "seconds": 3 * (2 << 20) / 4.24e12}],
+            "points": [{"bytes": 1 << 26, "seconds": 3 * (2 << 26) / 4.24e12}],
         }
     ]
     model = CollectiveModel(Topology.model_validate_json(json.dumps(raw)))
     shape = (2048, 4096, 4096)
     flops = 2.0 * shape[0] * shape[1] * shape[2]
     assert model.compute(flops, 0, "bf16", "gpu1", shape) == pytest.approx(2 * flops / peak, rel=0.1)
-    assert model.compute(0, 2 << 20, "bf16", "gpu1") == pytest.approx(3 * (2 << 20) / 4.24e12, rel=0.1)
+    assert model.compute(0, 2 << 26, "bf16", "gpu1") == pytest.approx(3 * (2 << 26) / 4.24e12, rel=0.1)
     plain = CollectiveModel(h200, calibrated=False)
     assert plain.compute(flops, 0, "bf16", "gpu1", shape) == pytest.approx(flops / peak)
 
