@@ -43,7 +43,7 @@ class Plan:
     products: list[list[int]]
     copies: list[int]
     repeats: int = 20
-    quiet_s: float = 25.0
+    quiet_s: float = 20.0
 
 
 @dataclass
@@ -69,6 +69,10 @@ class Watch:
     def step(self, name: str) -> None:
         """Something begins."""
         self._step, self._since = name, time.monotonic()
+
+    def beat(self) -> None:
+        """The step goes on."""
+        self._since = time.monotonic()
 
     @property
     def step_name(self) -> str:
@@ -115,12 +119,14 @@ class Bench:
         """
         for _ in range(3):
             call()
+            self.watch.beat()
         run = self._graph(call, runs) if self.on_gpu and graph else _loop(call, runs)
         run()
         found = []
         for _ in range(self.plan.repeats):
             self._together(group)
             found.append(self._timed(run) / runs)
+            self.watch.beat()
         if group is not None:
             slowest = self.torch.tensor(found, device=self.device, dtype=self.torch.float64)
             self.dist.all_reduce(slowest, op=self.dist.ReduceOp.MAX, group=group)
