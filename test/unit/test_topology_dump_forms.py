@@ -105,6 +105,7 @@ def test_peer_access_follows_the_second_matrix():
     assert access("X\tOK\tOK", "OK\tX\tOK", "OK\tOK\tX") is None
     assert access("X\tOK\tCNS", "OK\tX\tCNS", "CNS\tCNS\tX") == "PIX"
     assert access("X\tNS\tNS", "NS\tX\tNS", "NS\tNS\tX") == "LOC"
+    assert access("X\tDR\tGNS", "DR\tX\tDR", "GNS\tDR\tX") == "LOC"
 
 
 def test_names_of_gpus_and_mig_in_the_text():
@@ -228,6 +229,28 @@ def test_gpus_right_below_a_host_bridge_and_nvlinks_to_packages():
     assert path_class(graph, "gpu0", "gpu1") == "NVL"
     assert links_of(imported, "gpu0")["gpu1"].lanes == 2
     assert path_class(graph, "gpu0", "numa0") == "C2C" and path_class(graph, "gpu1", "numa1") == "PHB"
+
+
+def test_rates_of_unknown_gpus_are_those_of_the_matrix():
+    matrix = (
+        '<distances2 type="OSDev" nbobjs="2" kind="25" name="NVLinkBandwidth" indexing="gp"><indexes length="5">32 42'
+        '</indexes><u64values length="20">0 40000 40000 0</u64values></distances2>'
+    )
+    data = hwloc(package(0, pci_gpu(3, "nvml0") + pci_gpu(4, "nvml1")), matrix).replace(
+        b"10de:1db1", b"10de:15f9"
+    )
+    link = links_of(import_dump(data, "m"), "gpu0")["gpu1"]
+    assert (link.kind, link.bytes_per_s.value, link.lanes) == ("nvlink", 40e9, None)
+
+
+def test_gpus_are_numbered_by_the_driver_rather_than_by_cuda():
+    both = '<object type="OSDev" gp_index="{0}7" name="nvml{1}" osdev_type="4"/></object></object>'
+    gpus = [
+        pci_gpu(index, f"cuda{cuda}")[: -len("</object></object>")] + both.format(index, nvml)
+        for index, cuda, nvml in ((3, 1, 0), (4, 0, 1))
+    ]
+    imported = import_dump(hwloc(package(0, gpus[0]) + package(1, gpus[1])), "m")
+    assert path_class(link_graph(imported.topology), "gpu0", "numa0") == "PHB"
 
 
 def test_bridges_of_the_whole_machine_belong_to_all_its_numa_nodes():

@@ -21,7 +21,8 @@ from topo_opt.topology.importers.xml_input import whole
 _PCI_TYPE = re.compile(r"([0-9a-f]{4}) \[([0-9a-f]{4}):([0-9a-f]{4})\]", re.IGNORECASE)
 _GPU_VENDORS = ("10de", "1002")
 _GPU_CLASSES = ("0300", "0302", "0380", "1200")
-_OS_NAME = re.compile(r"(?:nvml|cuda|rsmi|hip|opencl\d+d)(\d+)$")
+# Drivers number GPUs by their buses, programming interfaces perhaps not.
+_OS_NAMES = tuple(re.compile(rf"{name}(\d+)$") for name in ("nvml", "rsmi", "cuda", "hip", r"opencl\d+d"))
 _GB = 1e9
 
 
@@ -169,14 +170,16 @@ class _Reader:
 
 
 def _gpu_ids(found: list[Element]) -> dict[Element, str]:
-    numbers: list[int | None] = []
-    for pci in found:
-        names = (_OS_NAME.match(o.get("name", "")) for o in pci.iter("object") if o.get("type") == "OSDev")
-        numbers.append(next((int(match.group(1)) for match in names if match), None))
-    if None in numbers or len(set(numbers)) < len(numbers):
-        numbers = list(range(len(found)))
-        found = sorted(found, key=lambda pci: pci.get("pci_busid", ""))
-    return {pci: f"gpu{number}" for pci, number in zip(found, numbers)}
+    for pattern in _OS_NAMES:
+        numbers = [_number_of(pci, pattern) for pci in found]
+        if None not in numbers and len(set(numbers)) == len(numbers):
+            return {pci: f"gpu{number}" for pci, number in zip(found, numbers)}
+    return {pci: f"gpu{i}" for i, pci in enumerate(sorted(found, key=lambda pci: pci.get("pci_busid", "")))}
+
+
+def _number_of(pci: Element, pattern: re.Pattern[str]) -> int | None:
+    names = (pattern.match(o.get("name", "")) for o in pci.iter("object") if o.get("type") == "OSDev")
+    return next((int(match.group(1)) for match in names if match and len(match.group(1)) < 6), None)
 
 
 def _processor(machine: Element) -> tuple[str, str, int | None, int | None]:

@@ -3,14 +3,13 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations
 from xml.etree.ElementTree import Element
 
 from topo_opt.topology.importers.models import Hints
 from topo_opt.topology.importers.sketch import Sketch, lane_rate, lanes_of, nvlink_figures, port_figures
 
 _MAX_OBJECTS = 512
-_PROCESSORS = ("Package:", "Machine:", "NUMANode:")
 _MB = 1e6
 # NVML gives the rate of an NVLink with or without what its coding adds: 25, 25.781 and 26.562 GB/s for the same kind.
 _CODINGS = (1.0, 1.03125, 1.0625)
@@ -52,41 +51,51 @@ def wire_matrices(sketch: Sketch, root: Element, gpus: dict[Element, str], numas
 
 def _wire_nvlink(sketch: Sketch, matrix: _Matrix, owners: dict[str, str], numas: dict[str, str]) -> None:
     places = {i: owners[o] for i, o in enumerate(matrix.objects) if o in owners}
-    processors = {i: numas[o] for i, o in enumerate(matrix.objects) if o in numas}
-    others = [i for i, o in enumerate(matrix.objects) if i not in places and not o.startswith(_PROCESSORS)]
     for i, j in combinations(places, 2):
         if places[i] != places[j] and (rate := matrix.between(i, j)):
-            figures, lanes = _lanes(sketch.gpus[places[i]], rate)
-            sketch.wire(places[i], places[j], figures, lanes)
-    for i, j in product(places, processors):
-        if rate := matrix.between(i, j):
-            source = "NVLinkBandwidth of hwloc in the dump: NVLinks to the processor"
-            sketch.wire_at(places[i], processors[j], "c2c", rate * _MB, source)
+            _wire(sketch, places[i], places[j], places[i], rate)
+    for j, name in enumerate(matrix.objects):
+        for i in places:
+            if name in numas and (rate := matrix.between(i, j)):
+                source = "NVLinkBandwidth of hwloc in the dump: NVLinks to the processor"
+                sketch.wire_at(places[i], numas[name], "c2c", rate * _MB, source)
+    _wire_switches(sketch, matrix, places)
+
+
+def _wire_switches(sketch: Sketch, matrix: _Matrix, places: dict[int, str]) -> None:
     # Switches with the same GPUs are the planes of one fabric, over which traffic is spread evenly: one node.
     planes: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    for other in others:
-        reached = tuple(i for i in places if matrix.between(i, other))
-        if reached:
-            planes[reached].append(other)
-    ids, ports = {}, dict.fromkeys(planes, 0)
+    for switch, name in enumerate(matrix.objects):
+        reached = tuple(i for i in places if matrix.between(i, switch))
+        if reached and switch not in places and name.startswith("PCIDev:"):
+            planes[reached].append(switch)
+    ids, rates = {}, {}
     for number, (reached, switches) in enumerate(planes.items()):
         name = "nvs" if len(planes) == 1 else f"nvs{number}"
         ids[reached] = sketch.node(name, "nvswitch", f"{len(switches)} NVSwitch chips")
-        for i in reached:
-            total = sum(matrix.between(i, switch) for switch in switches)
-            figures, lanes = _lanes(sketch.gpus[places[i]], total)
-            ports[reached] += lanes
-            sketch.wire(places[i], ids[reached], figures, lanes)
+        of_gpus = {i: sum(matrix.between(i, switch) for switch in switches) for i in reached}
+        rates[reached] = sum(of_gpus.values())
+        for i, rate in of_gpus.items():
+            _wire(sketch, places[i], ids[reached], places[i], rate)
     for one, two in combinations(planes, 2):
         trunk = sum(matrix.between(i, j) for i in planes[one] for j in planes[two])
-        figures, lanes = _lanes(sketch.gpus[places[one[0]]], trunk)
         if not trunk:
-            lanes = min(ports[one], ports[two])
+            trunk = min(rates[one], rates[two])
             sketch.note(
-                f"hwloc does not list links between NVSwitches: {ids[one]} and {ids[two]} are joined by {lanes}, as many "
-                "as the GPUs of one side have"
+                f"hwloc does not list links between NVSwitches: {ids[one]} and {ids[two]} are joined by as many as the GPUs "
+                "of one side have"
             )
-        sketch.wire(ids[one], ids[two], figures, lanes)
+        _wire(sketch, ids[one], ids[two], places[one[0]], trunk)
+
+
+def _wire(sketch: Sketch, a: str, b: str, gpu: str, megabytes_per_s: int) -> None:
+    """A link of so much; with lanes where the generation of the GPU's NVLinks is known."""
+    hints = sketch.gpus[gpu]
+    if lanes_of(hints, "nvlink") is not None:
+        figures, lanes = _lanes(hints, megabytes_per_s)
+        sketch.wire(a, b, figures, lanes)
+    else:
+        sketch.wire_at(a, b, "nvlink", megabytes_per_s * _MB, "NVLinkBandwidth of hwloc in the dump")
 
 
 def _wire_xgmi(sketch: Sketch, matrix: _Matrix, owners: dict[str, str]) -> None:

@@ -19,8 +19,8 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\[[0-9;]{1,6}m|\x1b[()][A-Z0-9]|[\
 _AFFINITY = re.compile(r"(CPU|NUMA)\s*Affinity|GPU\s*NUMA\s*ID", re.IGNORECASE)
 _GPU = re.compile(r"GPU\d{1,4}$")
 _CELL = re.compile(r"[\s]*(X|SYS|SOC|NODE|PHB|PXB|PIX|NV\d{1,3})(?![a-z])")
-_STATUS = re.compile(r"[\s]*(X|OK|CNS|GNS|TNS|NS|U)(?=\s|$)")
-_STATUSES = {"OK", "CNS", "GNS", "TNS", "NS"}
+_STATUS = re.compile(r"[\s]*(X|OK|CNS|GNS|TNS|NS|DR|U)(?=\s|$)")
+_STATUSES = {"OK", "CNS", "GNS", "TNS", "NS", "DR"}
 _NAME = re.compile(r"\s*GPU\s*(\d{1,4}):\s*(.+?)\s*(?:\(UUID|$)")
 _LEGEND = re.compile(r"\s*(NIC\d{1,4}):\s*(\S+)")
 _CLASSES = {"SOC": "SYS"}  # before 2017
