@@ -177,7 +177,7 @@ def _parts(text: str) -> list[str]:
 def write(graph: Graph, annotations: Annotations, mesh: Mesh) -> None:
     """Puts annotations into the function of a graph, which afterwards no longer describes it.
 
-    A use is written where the reader takes the value otherwise than it lies.
+    A use is written where the reader takes the value otherwise than it lies, or takes terms of a sum: without, it takes the sum.
     """
     writer = _Writer(graph, mesh)
     for number in range(len(graph.values)):
@@ -191,7 +191,9 @@ def write(graph: Graph, annotations: Annotations, mesh: Mesh) -> None:
         made: dict[Sharding, ir.Value] = {}
         for node, operand in uses:
             wanted = annotations.uses.get((node, operand))
-            if wanted is None or wanted == lies or (lies is None and wanted.is_replicated):
+            if wanted is None or (wanted == lies and not wanted.partial):
+                continue
+            if lies is None and wanted.is_replicated:
                 continue
             if wanted not in made:
                 made[wanted] = writer.shard(handle, wanted, for_users=True)

@@ -134,7 +134,9 @@ class _Partitioner:
         if said is not None:
             return said
         lies = self.annotations.values.get(value)
-        return lies if lies is not None else Sharding.replicated(len(self.graph.values[value].shape or ()))
+        if lies is not None:
+            return Sharding(lies.dims)
+        return Sharding.replicated(len(self.graph.values[value].shape or ()))
 
     def _wanted(self, node: int, operand: int, value: int) -> ir.Value:
         return self.value(value, self._use(node, operand, value))
@@ -236,6 +238,8 @@ class _Partitioner:
         self.lies[value] = sharding
         self.local[value, sharding] = handle
         said = self.annotations.values.get(value)
+        if said is not None and not sharding.partial:
+            said = Sharding(said.dims)  # copies are as good as terms, and stay copies for other readers
         if said is None or said == sharding or self.graph.values[value].shape is None:
             return
         if sharding.partial and said.dims == sharding.dims and not said.partial:

@@ -223,7 +223,9 @@ def _assignment(function: _Function, node: Node, rule: Rule, mesh: Mesh) -> dict
             pinned = value in given.values
             ranked.append(((not pinned, True, True, -graph.values[value].nbytes), dims, known))
     ranked.sort(key=lambda entry: entry[0])
-    return assign(rule, [(dims, known) for _, dims, known in ranked], mesh)
+    uses = (given.uses.get((node.id, position)) for position in range(len(node.operands)))
+    terms = tuple(axis for use in uses if use is not None for axis in use.partial)
+    return assign(rule, [(dims, known) for _, dims, known in ranked], mesh, terms)
 
 
 def _finished(function: _Function, mesh: Mesh) -> Annotations:

@@ -79,11 +79,17 @@ def factor_axes(rule: Rule, carried: Sequence[int], axes: Axes, mesh: Mesh) -> d
     return found
 
 
-def assign(rule: Rule, tensors: Iterable[tuple[DimFactors, Sequence[Axes]]], mesh: Mesh) -> dict[int, Axes]:
+def assign(
+    rule: Rule,
+    tensors: Iterable[tuple[DimFactors, Sequence[Axes]]],
+    mesh: Mesh,
+    terms: Sequence[str] = (),
+) -> dict[int, Axes]:
     """The assignment that agrees with the tensors given, the first ones before the others, as far as it is possible.
 
     Args:
         tensors: factors of the dimensions of an operand or result, and the axes over which it is split.
+        terms: axes over which operands are terms of a sum, which split nothing but what leaves terms too.
     """
     found: dict[int, Axes] = {}
     for dims, sharding in tensors:
@@ -91,6 +97,8 @@ def assign(rule: Rule, tensors: Iterable[tuple[DimFactors, Sequence[Axes]]], mes
             for f, wanted in factor_axes(rule, carried, axes, mesh).items():
                 known = found.get(f, ())
                 if wanted[: len(known)] != known or wanted == known:
+                    continue
+                if rule.factors[f].kind != "reduction" and set(wanted) & set(terms):
                     continue
                 trial = {**found, f: wanted}
                 if fault(rule, trial, mesh) is None:

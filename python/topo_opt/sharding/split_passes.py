@@ -55,4 +55,6 @@ def split_passes(
         given = {"topology": topology} | ({} if mesh == AUTO else {"mesh": mesh}) | dict(planner or {})
         options = " ".join(f"{key}={quote(text)}" for key, text in given.items()) + " results=whole"
         chosen = [f"topo-plan-shardings{{{options}}}", "topo-propagate-shardings{results=whole}"]
-    return (*chosen, "topo-partition", "topo-lower-slices", "topo-outline-collectives")
+    # Two equal collectives are one; what they read is equal only after the same was computed once.
+    simplify = ("cse", "topo-simplify-collectives")
+    return (*chosen, "topo-partition", *simplify, "topo-lower-slices", "topo-outline-collectives")
