@@ -108,6 +108,20 @@ def test_peer_access_follows_the_second_matrix():
     assert access("X\tDR\tGNS", "DR\tX\tDR", "GNS\tDR\tX") == "LOC"
 
 
+def test_nics_that_fit_no_tree_are_left_out_and_said():
+    text = """
+        GPU0 GPU1 NIC0 NIC1
+        GPU0 X SYS PIX NODE
+        GPU1 SYS X SYS NODE
+        NIC0 PIX SYS X NODE
+        NIC1 NODE NODE NODE X
+    """
+    imported = import_dump(text.encode(), "m")
+    assert {node.id for node in imported.topology.nodes if node.kind == "nic"} == {"nic0"}
+    assert classes(imported)["gpu0", "gpu1"] == "SYS" and classes(imported)["gpu0", "nic0"] == "PIX"
+    assert any("classes of NIC1 fit no tree" in note for note in imported.notes)
+
+
 def test_names_of_gpus_and_mig_in_the_text():
     matrix = "\tGPU0\tGPU1\nGPU0\t X \tNV12\nGPU1\tNV12\t X\n"
     names = "GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)\n  MIG 3g.40gb     Device  0: (UUID: MIG-2)\nGPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-3)\n"

@@ -14,7 +14,7 @@ from topo_opt.topology.importers.sketch import Sketch
 from topo_opt.topology.importers.smi_tree import Matrix, build_tree
 
 MAX_LINES = 20_000
-MAX_DEVICES = 256
+MAX_DEVICES = 128
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\[[0-9;]{1,6}m|\x1b[()][A-Z0-9]|[\x00-\x08\x0b-\x1f\x7f]")
 _AFFINITY = re.compile(r"(CPU|NUMA)\s*Affinity|GPU\s*NUMA\s*ID", re.IGNORECASE)
 _GPU = re.compile(r"GPU\d{1,4}$")

@@ -7,7 +7,7 @@ matrix is that of a tree when every pair is in one group of its own class and in
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from topo_opt.errors import InputError
@@ -59,16 +59,42 @@ def build_tree(sketch: Sketch, matrix: Matrix, names: dict[str, str], what: str)
     Raises:
         InputError: no tree of bridges has these classes, or NVLinks go through switches in a way that is not shown.
     """
+    matrix, groups = _nested(sketch, matrix, what)
     ids = _node_ids(sketch, matrix, names)
-    groups = {level: _Groups(matrix.labels) for level in _NESTED[:-1]}
-    for level in groups:
-        for a, b in combinations(matrix.labels, 2):
-            if (kind := _kind(matrix.of(a, b))) in _ORDER and _ORDER[kind] <= _ORDER[level] and kind != "NV":  # type: ignore[index]
-                groups[level].join(a, b)
-    _join_by_affinity(groups["NODE"], matrix)
-    _check_nesting(groups, matrix, what)
     _wire_tree(sketch, matrix, groups, ids)
     _wire_nvlinks(sketch, matrix, ids, what)
+
+
+def _nested(sketch: Sketch, matrix: Matrix, what: str) -> tuple[Matrix, dict[str, "_Groups"]]:
+    """The groups of each class; without NICs whose classes fit no tree, which virtual machines show."""
+    groups = _groups(matrix)
+    if not any(_misfits(groups, matrix)):
+        return matrix, groups
+    fitting = replace(matrix, labels=tuple(matrix.gpus()))
+    groups = _groups(fitting)
+    for misfit in _misfits(groups, fitting):
+        raise _contradiction(misfit, fitting, what)
+    for nic in (label for label in matrix.labels if label not in fitting.labels):
+        larger = replace(fitting, labels=(*fitting.labels, nic))
+        of_larger = _groups(larger)
+        if any(_misfits(of_larger, larger)):
+            sketch.note(
+                f"the classes of {nic} fit no tree of bridges with those of the others: it is left out"
+            )
+        else:
+            fitting, groups = larger, of_larger
+    return fitting, groups
+
+
+def _groups(matrix: Matrix) -> dict[str, "_Groups"]:
+    groups = {level: _Groups(matrix.labels) for level in _NESTED[:-1]}
+    for a, b in combinations(matrix.labels, 2):
+        kind = _kind(matrix.of(a, b))
+        for level, of_level in groups.items():
+            if kind is not None and kind != "NV" and _ORDER[kind] <= _ORDER[level]:
+                of_level.join(a, b)
+    _join_by_affinity(groups["NODE"], matrix)
+    return groups
 
 
 class _Groups:
@@ -124,25 +150,23 @@ def _numa(matrix: Matrix, label: str) -> str | None:
     return numa if numa not in ("", "N/A") else cpus if cpus not in ("", "N/A") else None
 
 
-def _check_nesting(groups: dict[str, _Groups], matrix: Matrix, what: str) -> None:
+def _misfits(groups: dict[str, _Groups], matrix: Matrix) -> Iterator[tuple[str, str, str, str]]:
+    """Pairs that are in groups of another class than their own: both labels, the class given, the class of the groups."""
     for a, b in combinations(matrix.labels, 2):
         given = _kind(matrix.of(a, b))
-        if given in (None, "NV"):
-            continue
         derived = next((level for level in groups if b in groups[level].of(a)), "SYS")
-        if derived != given:
-            between = next(
-                (
-                    x
-                    for x in matrix.labels
-                    if x not in (a, b) and matrix.within((a, x), derived) and matrix.within((x, b), derived)
-                ),
-                "others",
-            )
-            raise InputError(
-                f"{what} contradicts itself: {a} and {b} are {given}, but both are at most {derived} from {between}: no "
-                "tree of bridges has these classes"
-            )
+        if given not in (None, "NV", derived):
+            yield a, b, str(given), derived
+
+
+def _contradiction(misfit: tuple[str, str, str, str], matrix: Matrix, what: str) -> InputError:
+    a, b, given, derived = misfit
+    others = (label for label in matrix.labels if label not in (a, b))
+    near = (x for x in others if matrix.within((a, x), derived) and matrix.within((x, b), derived))
+    return InputError(
+        f"{what} contradicts itself: {a} and {b} are {given}, but both are at most {derived} from {next(near, 'others')}: no "
+        "tree of bridges has these classes"
+    )
 
 
 def _wire_tree(sketch: Sketch, matrix: Matrix, groups: dict[str, _Groups], ids: dict[str, str]) -> None:
