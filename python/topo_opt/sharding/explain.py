@@ -23,6 +23,7 @@ from topo_opt.sharding.plan import Plan, describe
 from topo_opt.sharding.plan_result import PlannedCollective, collectives, named
 from topo_opt.sharding.solver import FORBIDDEN, Memory, Problem, solve
 from topo_opt.sharding.spec import Sharding
+from topo_opt.sharding.strategies import exclusions
 from topo_opt.topology.graph import PATH_CLASSES
 
 MAX_RUNNERS_UP = 64
@@ -83,9 +84,15 @@ class Explanation:
         }
 
 
-def explain(plan: Plan) -> Explanation:
-    """The reasons of a plan. Solves the problem once more for every entry, so that it takes longer than planning."""
-    return Explanation(_summary(plan), _candidates(plan), list(_tensors(plan)), list(_collectives(plan)))
+def explain(plan: Plan, *, runners_up: bool = True) -> Explanation:
+    """The reasons of a plan.
+
+    Args:
+        runners_up: whether to look for the next best of every tensor: the problem is solved once more for each, which
+            takes longer than planning.
+    """
+    tensors = list(_tensors(plan, MAX_RUNNERS_UP if runners_up else 0))
+    return Explanation(_summary(plan), _candidates(plan), tensors, list(_collectives(plan)))
 
 
 def _summary(plan: Plan) -> dict[str, Any]:
@@ -132,7 +139,7 @@ def _general(name: str) -> str:
     return re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", "*", name)
 
 
-def _tensors(plan: Plan) -> Iterator[TensorEntry]:
+def _tensors(plan: Plan, most: int) -> Iterator[TensorEntry]:
     graph, fit = plan.graph, plan.fit
     groups: dict[tuple[object, ...], list[int]] = {}
     moved = {c.value for c in collectives(plan)}
@@ -150,7 +157,7 @@ def _tensors(plan: Plan) -> Iterator[TensorEntry]:
         value, layout = graph.values[number], fit.layouts[number]
         runner_up, slower, why = (
             _runner_up(plan, number, memory)
-            if place < MAX_RUNNERS_UP
+            if place < most
             else (None, None, "not looked for: larger tensors came first")
         )
         yield TensorEntry(
@@ -172,7 +179,7 @@ def _runner_up(plan: Plan, number: int, memory: Memory) -> tuple[str | None, flo
     problem, fit = plan.problem, plan.fit
     variable, layouts = problem.value_variables[number], problem.value_layouts[number]
     if len(layouts) < 2:
-        return None, None, "no other way is allowed or possible"
+        return None, None, _no_other(plan, number)
     # What becomes the choice by mere cutting is used as the choice is, and only takes more memory.
     chosen_layout, size = fit.layouts[number], plan.graph.values[number].nbytes
     same = [problem.costs.conversions.cost(x, chosen_layout, size) == 0 for x in layouts]
@@ -198,6 +205,18 @@ def _runner_up(plan: Plan, number: int, memory: Memory) -> tuple[str | None, flo
         slower,
         f"work {work * 1e6:+.1f} us, communication {(slower - work) * 1e6:+.1f} us",
     )
+
+
+def _no_other(plan: Plan, number: int) -> str:
+    """Why there is only one way: what does not divide, as far as that is the reason."""
+    graph, sizes = plan.graph, plan.problem.costs.sizes
+    found = {
+        str(excluded)
+        for op, position in graph.values[number].uses
+        for excluded in exclusions(graph.ops[op].rule, sizes)
+        if any(excluded.factor in carried for carried in graph.ops[op].rule.operands[position])
+    }
+    return "; ".join(sorted(found)) or "no other way is allowed or possible"
 
 
 def _difference(nbytes: int) -> str:

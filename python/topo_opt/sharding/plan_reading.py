@@ -193,7 +193,7 @@ def _kernels(graph: Graph, nodes: list[Node]) -> dict[int, int]:
 
 def _name(graph: Graph, node: Node, value: int) -> str:
     """What a reader knows a tensor by: the place in the model that its op came from."""
-    named = re.match(r'loc\("([^"]*)"(?!:\d)', str(node.op.location))
+    named = re.match(r'loc\("(?:fxnode:)?([^"]*)"(?!:\d)', str(node.op.location))
     return named[1] if named else f"{node.name} {value}"
 
 
