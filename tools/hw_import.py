@@ -15,7 +15,7 @@ from topo_opt.tools.output import check_destination, write_output
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `topo-hw import`."""
-    parser.add_argument("source", metavar="SOURCE", help="file with the dump")
+    parser.add_argument("source", metavar="SOURCE", help="file with the dump, - for standard input")
     parser.add_argument("-o", "--output", metavar="FILE", help="topology file (default: standard output)")
     parser.add_argument("--device", metavar="MODEL", help="model of the GPUs (topo-hw list --devices)")
     parser.add_argument("--name", metavar="NAME", help="name of the topology (default: that of the file)")
@@ -27,10 +27,16 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: a file that cannot be read or written, or a dump that is refused.
     """
-    from topo_opt.topology.importers import import_file
+    from topo_opt.topology.importers import import_dump, import_file
+    from topo_opt.topology.loading import MAX_BYTES
 
     check_destination(arguments.output)
-    imported = import_file(Path(arguments.source), device=arguments.device, name=arguments.name)
+    if arguments.source == "-":
+        name = arguments.name or "imported"
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        imported = import_dump(data, "standard input", device=arguments.device, name=name)
+    else:
+        imported = import_file(Path(arguments.source), device=arguments.device, name=arguments.name)
     for note in imported.notes:
         print(f"note: {note}", file=sys.stderr)
     write_output(as_text(imported.file).encode(), arguments.output)

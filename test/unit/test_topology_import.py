@@ -118,6 +118,10 @@ def test_an_unknown_model_is_said_and_asked_for():
     named = import_file(DUMPS / "nvsmi_8x4090_pcie.txt", device="GeForce RTX 4090")
     assert not any("--device" in note for note in named.notes)
     assert named.topology.peer_access.farthest == "LOC"
+    short = import_file(DUMPS / "nvsmi_8x4090_pcie.txt", device="4090")
+    assert short.topology.devices == named.topology.devices
+    with pytest.raises(InputError, match=r"'H100' could be nvidia-h100-pcie, nvidia-h100-sxm"):
+        import_file(DUMPS / "nvsmi_8x4090_pcie.txt", device="H100")
     with pytest.raises(InputError, match=r"there is no device model .GTX 9999.*known are .*nvidia-rtx4090"):
         import_file(DUMPS / "nvsmi_8x4090_pcie.txt", device="GTX 9999")
 

@@ -23,21 +23,26 @@ class Hints:
 
 
 def with_model(hints: Hints, model: str | None) -> Hints:
-    """The hints with a model that the user names: by the name of its file, or as the driver calls it.
+    """The hints with a model that the user names: by the name of its file or a part of it that no other has, or as the driver
+    calls it.
 
     Raises:
-        InputError: the library has no such model.
+        InputError: the library has no such model, or several.
     """
     if model is None:
         return hints
     if model in device_models():
         return replace(hints, model=model)
-    found = _by_name().get(_plain(model))
-    if found is None:
-        raise InputError(
-            f"there is no device model '{model[:80]}'", hint=f"known are {', '.join(device_models())}"
-        )
-    return replace(hints, model=found)
+    if found := _by_name().get(_plain(model)):
+        return replace(hints, model=found)
+    fitting = [name for name in device_models() if _plain(model) and _plain(model) in _plain(name)]
+    if len(fitting) == 1:
+        return replace(hints, model=fitting[0])
+    if fitting:
+        raise InputError(f"'{model[:80]}' could be {', '.join(fitting)}", hint="name one of them")
+    raise InputError(
+        f"there is no device model '{model[:80]}'", hint=f"known are {', '.join(device_models())}"
+    )
 
 
 def recognise(hints: Hints) -> str | None:
