@@ -10,6 +10,7 @@ from topo_opt.passes.base import Pass, PassFailure
 from topo_opt.sharding.annotate import lift, read_mesh, write, write_mesh
 from topo_opt.sharding.named import annotate_names, keep_results_whole, parse_mesh, parse_patterns
 from topo_opt.sharding.propagate import propagate
+from topo_opt.topology import load
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class PropagateShardings(Pass):
     `%y = shard.shard %x to %s` says how a tensor lies, with `annotate_for_users` how its readers take it. Annotated tensors
     stay as they are; the rest follows by the rules of the ops, weights before activations. A module without a grid is left alone.
 
-    `mesh` (`data=2,model=4`) makes the grid. `shard` (`layers.*.q.weight=model,_;input_ids=data,_`) annotates arguments
+    `mesh` (`data=2,model=4`) makes the grid, of the first devices of the machine `topology` where that is given. `shard` (`layers.*.q.weight=model,_;input_ids=data,_`) annotates arguments
     and results by their names: for each dimension the axes that split it, `+` between several, `_` for none. With `results = whole` the
     results that nothing else is said of are gathered for the caller.
     """
@@ -28,6 +29,7 @@ class PropagateShardings(Pass):
     mesh: str | None = None
     shard: str = ""
     results: str = "open"
+    topology: str | None = None
 
     def apply(self, module: Any) -> None:
         try:
@@ -41,7 +43,7 @@ class PropagateShardings(Pass):
             raise InputError(f"option 'results' is '{self.results}'", hint="expected open or whole")
         if self.mesh:
             known = read_mesh(module)
-            mesh = parse_mesh(self.mesh)
+            mesh = parse_mesh(self.mesh, () if self.topology is None else load(self.topology).compute)
             if known is None or known.axes != mesh.axes:
                 write_mesh(module, mesh)
         mesh_or_none = read_mesh(module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import model_zoo
@@ -24,8 +25,9 @@ from topo_opt.sharding.annotate import Annotations, lift, write
 from topo_opt.sharding.named import parse_mesh
 from topo_opt.sharding.partition import partition
 from topo_opt.sharding.propagate import propagate
+from topo_opt.sharding.row_split import split_rows
 from topo_opt.sharding.spec import Mesh, Sharding
-from topo_opt.structured.graph import Graph
+from topo_opt.structured.graph import Graph, read
 
 EVERY_MODEL = "TOPO_ALL_MESHES"
 """Environment variable: all models of the zoo rather than three of them. Takes about six minutes."""
@@ -107,3 +109,36 @@ def _split(ranks: ir.Module, mesh: Mesh, rng: random.Random) -> None:
         graph, again = lift(func, mesh)
         partition(graph, again, mesh)
         assert ranks.operation.verify()
+
+
+class _BytesOnly:
+    """A machine where collectives cost their bytes alone, so that sums are scattered wherever rows follow."""
+
+    def cost(self, kind: str, nbytes: float, groups: Any) -> Any:
+        return SimpleNamespace(seconds=nbytes * (2 if kind == "all_reduce" else 1))
+
+    def compute(self, flops: float, nbytes: float, dtype: str, device: str) -> float:
+        return nbytes
+
+
+def test_rows_behind_sums_are_shared() -> None:
+    """Norms and residuals of a Llama on a share of the rows: no sum of a layer is left whole."""
+    case = model_zoo.ZOO["llama_prefill"](torch.float32)
+    program = torch.export.export(case.module, case.args, case.kwargs, strict=False)
+    module = lowered(program)
+    run(RECOGNISE, module)
+    state = {n: v.clone() for n, v in {**program.state_dict, **program.constants}.items()}
+    arguments = reference.bind_inputs(module, "main", state, tensors((case.args, case.kwargs)))
+    whole = reference.run(module, "main", arguments)
+    ranks = partitioned(module, "x=2", "*.q_proj.weight=x,_;*.up_proj.weight=x,_")
+    mesh = parse_mesh("x=2")
+    with ranks.context, ir.Location.unknown():
+        func = next(v.operation for v in ranks.body.operations if v.operation.name == "func.func")
+        graph = read(func)
+        annotations = split_rows(graph, mesh, _BytesOnly())
+        assert annotations is not None
+        partition(graph, annotations, mesh)
+    run("builtin.module(topo-simplify-collectives,topo-lower-slices)", ranks)
+    text = str(ranks)
+    assert text.count("shard.reduce_scatter") == 4 and "shard.all_reduce" not in text
+    check_equal(ranks, arguments, whole)

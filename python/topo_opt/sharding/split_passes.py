@@ -48,13 +48,14 @@ def split_passes(
             f"'{shard[0]}' says how a tensor is split where the planner is asked for",
             hint="write it as a pin (--pin), or give a mesh and no options of the planner",
         )
+    on = f" topology={quote(topology)}" if devices else ""
     if shard:
-        options = f"mesh={quote(mesh)} shard={quote(';'.join(shard))} results=whole"
+        options = f"mesh={quote(mesh)} shard={quote(';'.join(shard))} results=whole{on}"
         chosen = [f"topo-propagate-shardings{{{options}}}"]
     else:
         given = {"topology": topology} | ({} if mesh == AUTO else {"mesh": mesh}) | dict(planner or {})
         options = " ".join(f"{key}={quote(text)}" for key, text in given.items()) + " results=whole"
         chosen = [f"topo-plan-shardings{{{options}}}", "topo-propagate-shardings{results=whole}"]
     # Two equal collectives are one; what they read is equal only after the same was computed once.
-    simplify = ("cse", "topo-simplify-collectives")
+    simplify = ("cse", f"topo-simplify-collectives{{{on.strip()}}}" if on else "topo-simplify-collectives")
     return (*chosen, "topo-partition", *simplify, "topo-lower-slices", "topo-outline-collectives")
