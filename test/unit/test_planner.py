@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -14,9 +15,10 @@ from topo_opt.sharding.cost import picoseconds
 from topo_opt.sharding.cost_reshard import conversion
 from topo_opt.sharding.pins import ShardingPin
 from topo_opt.sharding.plan import Plan, PlanOptions, plan, plan_topology
+from topo_opt.sharding.plan_functions import join
 from topo_opt.sharding.plan_graph import PlanGraph
 from topo_opt.sharding.plan_problem import Costs, build
-from topo_opt.sharding.plan_result import collectives, named, sharding_plan
+from topo_opt.sharding.plan_result import collectives, named, sharding_plan, sharding_plans
 from topo_opt.sharding.rule import Factor
 from topo_opt.sharding.solver import FORBIDDEN, solve
 from topo_opt.sharding.spec import Mesh
@@ -335,3 +337,87 @@ def test_plans_are_deterministic() -> None:
     prices = RingPrices(size=4, islands=2)
     first, second = (_plan(_attention(64, 512, 8), prices) for _ in range(2))
     assert first.mesh == second.mesh and first.fit.solution.choice == second.fit.solution.choice
+
+
+def test_functions_of_one_model_are_planned_together() -> None:
+    prices = RingPrices()
+    one, many = _mlp(1, 1024, 4096), _mlp(4096, 1024, 4096)
+    joined = join([one, many])
+    made = _plan(joined.graph, prices, mesh=_mesh(prices, 8))
+    first, second = sharding_plans(made, joined)
+    for name in ("up", "down"):
+        a, b = (
+            next(p.shardings[v.number] for v in f.values if v.name == name)
+            for f, p in zip((one, many), (first, second))
+        )
+        assert a == b
+    # The inputs are those of each function by itself, and together they cost no less than each at its best.
+    assert sum(v.kind == "input" for v in joined.graph.values) == 2
+    apart = [_plan(f, prices, mesh=_mesh(prices, 8)) for f in (one, many)]
+    assert made.seconds >= sum(p.seconds for p in apart)
+    alike = sharding_plan(apart[0]).shardings[1] == sharding_plan(apart[1]).shardings[1]
+    assert alike == (made.seconds == pytest.approx(sum(p.seconds for p in apart)))
+
+
+def test_functions_that_disagree_about_a_tensor_are_refused() -> None:
+    with pytest.raises(
+        InputError, match=r"'up' is \[128, 32\] in 'main' and \[128, 64\] in another function"
+    ):
+        join([_mlp(1, 64, 128), _mlp(1, 32, 128)])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_conversions_end_where_they_should(seed: int) -> None:
+    """Steps, followed one by one, lead to the target; none makes a part that is not wanted."""
+    rng = random.Random(seed)
+    sizes = tuple(rng.choice([2, 3]) for _ in range(3))
+    source, target = _random_layout(rng), _random_layout(rng)._replace(partial=())
+    dims, pending = [list(d) for d in source.dims], set(source.pending)
+    steps = conversion(source, target, sizes)
+    assert steps is not None
+    joined = False
+    for step in steps:
+        axes = list(step.axes)
+        if not joined:  # whatever can be cut is cut before sums are formed, and once behind them
+            _cut(dims, target, pending)
+            joined = step.kind not in ("all_reduce", "reduce_scatter")
+        parts = math.prod(sizes[a] for d in dims for a in d)
+        if step.kind in ("all_reduce", "reduce_scatter"):
+            assert set(axes) <= pending and step.share == parts
+            pending -= set(axes)
+        held = [d for d in dims if d[-len(axes) :] == axes]
+        if step.kind in ("all_gather", "all_to_all"):
+            assert len(held) == 1
+            del held[0][-len(axes) :]
+            assert step.share == (
+                parts // math.prod(sizes[a] for a in axes) if step.kind == "all_gather" else parts
+            )
+        if step.kind in ("reduce_scatter", "all_to_all"):
+            into = [
+                d for d, want in zip(dims, target.dims) if list(want[len(d) : len(d) + len(axes)]) == axes
+            ]
+            assert into
+            into[0].extend(axes)
+    # What is left is cutting, which is free: every dimension is a beginning of what it should be.
+    assert not pending
+    assert all(list(want[: len(have)]) == have for have, want in zip(dims, target.dims))
+
+
+def _cut(dims: list[list[int]], target: Layout, pending: set[int]) -> None:
+    for _ in range(3):
+        for have, want in zip(dims, target.dims):
+            used = pending | {a for d in dims for a in d}
+            if list(want[: len(have)]) == have and len(want) > len(have) and want[len(have)] not in used:
+                have.append(want[len(have)])
+
+
+def _random_layout(rng: random.Random) -> Layout:
+    dims: list[list[int]] = [[], []]
+    partial = []
+    for axis in rng.sample(range(3), 3):
+        place = rng.choice([0, 1, None, "sum"])
+        if place == "sum":
+            partial.append(axis)
+        elif place is not None:
+            dims[place].append(axis)
+    return Layout(tuple(map(tuple, dims)), tuple(sorted(partial)))
