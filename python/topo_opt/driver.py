@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from topo_opt.frontend.archive_scan import ArchiveInfo
     from topo_opt.frontend.weights import WeightSource
     from topo_opt.report import Report
+    from topo_opt.sharding.plan import Plan
     from topo_opt.tuning.tuner import Tuned
 
 Phase = Callable[[str], AbstractContextManager[Any]]
@@ -105,6 +106,8 @@ class Compilation:
     remarks: list[Remark]
     sources: dict[str, KernelSource] = field(default_factory=dict)
     tuned: "Tuned | None" = None
+    plans: "list[Plan]" = field(default_factory=list)
+    """How the planner split the functions."""
 
 
 # Function -> node of its graph -> why it is left to ATen.
@@ -137,8 +140,12 @@ def start(sources: Mapping[str, Source], options: Options, leave: Leave | None =
 
 
 def schedule(compilation: Compilation) -> None:
-    """Forms kernels: kernel IR."""
-    _run_phase(compilation, "schedule")
+    """Splits the model where that is asked for, and forms kernels: kernel IR."""
+    from topo_opt.sharding.plan_watch import watch
+
+    with watch() as plans:
+        _run_phase(compilation, "schedule")
+    compilation.plans = plans
 
 
 def choose_tiles(compilation: Compilation) -> None:
@@ -362,6 +369,7 @@ def _measure(compilation: Compilation) -> dict[str, Any]:
 def _write(compilation: Compilation, resources: Mapping[str, Any], summary: "Report", out: Path) -> Path:
     from topo_opt.codegen.bundle import write_bundle
     from topo_opt.codegen.plan import build_plan
+    from topo_opt.report_page import page
 
     _require_all_split(compilation)
     with compilation.options.phase("write"):
@@ -381,6 +389,7 @@ def _write(compilation: Compilation, resources: Mapping[str, Any], summary: "Rep
             aten={function: json.loads(text) for function, text in compilation.model.aten.items()},
             ir={"structured": _structured_text(compilation), "kernel": str(compilation.module)},
             report=summary.as_json(),
+            page=page(summary, built.plan, compilation.options.machine, compilation.plans),
             tuning=_tuning_data(compilation),
             weights=weights.table if weights else None,
             weights_writer=weights.writer if weights else None,

@@ -35,6 +35,7 @@ def write_bundle(
     aten: Json = None,
     ir: Mapping[str, str] | None = None,
     report: Json = None,
+    page: str | None = None,
     tuning: Json = None,
     weights: Json = None,
     weights_writer: Callable[[Path], None] | None = None,
@@ -46,6 +47,7 @@ def write_bundle(
         kernels: kernel symbol -> Python source, at least those of the plan.
         aten: function name -> AtenProgram JSON.
         ir: name without extension -> MLIR text, kept for reading.
+        page: report.html, or None.
         tuning: content of tuning.json (measured tiles, which another compile can read), or None.
         weights: content of weights.json (a reference to the source archive), or None.
         weights_writer: writes weights.safetensors at the path it is given, or None.
@@ -62,6 +64,8 @@ def write_bundle(
         os.chmod(work, 0o777 & ~_umask())
         files = {"aten": aten, "report": report, "tuning": tuning, "weights": weights}
         _fill(work, built, kernels, files, ir or {}, weights_writer)
+        if page is not None:
+            _write(work / "report.html", page.encode())
         _write(work / MANIFEST, strict_json.dumps(_manifest(work)))
         _put_in_place(work, out)
     except OSError as error:
