@@ -268,6 +268,8 @@ def test_nvlinks_over_a_tree_hide_no_other_class(seed):
 def test_imported_files_are_topologies_with_figures_by_name(tmp_path):
     imported = import_file(DUMPS / "ibmcloud_gx3d_8xh100_vm_nccl.xml", name="mine")
     assert imported.file["name"] == imported.topology.name == "mine"
+    with pytest.raises(InputError, match=r"'no name' cannot name a topology"):
+        import_file(DUMPS / "ibmcloud_gx3d_8xh100_vm_nccl.xml", name="no name")
     assert imported.file["devices"][0] == {"id": "gpu0", "figures": "nvidia-h100-sxm"}
     assert all(a.ends != b.ends for a, b in pairwise(imported.topology.links))
 

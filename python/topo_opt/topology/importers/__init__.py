@@ -1,6 +1,7 @@
 """Topologies from dumps of machines: NCCL's XML (NVIDIA and AMD), the text of `nvidia-smi topo -m`, XML of hwloc."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,11 @@ def import_dump(data: bytes, what: str, *, device: str | None = None, name: str 
     """As `import_file`, for the content of a dump; `what` names it in messages."""
     if len(data) > MAX_BYTES:
         raise InputError(f"{what} has more than {MAX_BYTES} bytes, more than any dump of one machine")
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", name) is None:
+        raise InputError(
+            f"'{name[:80]}' cannot name a topology",
+            hint="a letter, then letters, digits, '_', '.' and '-', 64 at most",
+        )
     kind, sketch = _read(data, what, device)
     file = to_file(sketch, name, f"read from {kind}")
     topology = parse(json.dumps(file).encode(), what)
