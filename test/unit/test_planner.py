@@ -324,6 +324,14 @@ def test_uneven_factors_are_left_out() -> None:
     assert {s.axes for s in strategies(b.ops[0], (2,))} == {(-1,), (0,), (2,)}
 
 
+def test_of_plans_that_are_as_fast_the_one_with_fewest_devices_is_taken() -> None:
+    b = Builder()
+    x = b.argument("x", 1, 3, kind="input")
+    prices = RingPrices()
+    made = _plan(b.graph(b.pointwise(x)), prices)
+    assert made.devices == 1 and made.mesh.devices == ("gpu0",)
+
+
 def test_processes_on_a_cpu_share_what_work_there_is() -> None:
     mesh = Mesh((("t", 4),), ("0", "1", "2", "3"))
     made = plan_topology(_mlp(64, 512, 2048), load("cpu"), PlanOptions(mesh=mesh, whole_results=True))

@@ -108,6 +108,11 @@ class Plan:
         return self.problem.graph
 
     @property
+    def devices(self) -> int:
+        """How many devices it uses, replicas and stages included."""
+        return self.replicas * sum(map(len, self.stage_devices))
+
+    @property
     def gap(self) -> float:
         """How far the shardings on this mesh can at most be from the best ones, as a share."""
         return self.fit.solution.gap
@@ -174,7 +179,7 @@ class _Planner:
         work = self._least(costs) / PICOSECONDS
         most = total // size if self.options.mesh is None else 1
         least = work / most if self.options.objective == "throughput" else work
-        if self.best is not None and least >= self._value(self.best):
+        if self._loses(least, size):
             self._pass(mesh, "its work alone takes longer than the best plan")
             return
         pins = pinning.resolve(self.options.pins, self.graph, mesh)
@@ -207,7 +212,7 @@ class _Planner:
         mesh = problem.costs.mesh
         replicas = most if self.options.objective == "throughput" else 1
         seconds = free.solution.cost / PICOSECONDS
-        if self.best is not None and seconds / replicas >= self._value(self.best):
+        if self._loses(seconds / replicas, len(mesh.devices) * replicas):
             self._note(mesh, 1, replicas, free, seconds, seconds / replicas, "slower than the best plan")
             return None
         fit = fitting.within(limit, free)
@@ -263,11 +268,17 @@ class _Planner:
         pace: float,
     ) -> None:
         made = Plan(self.options, problem, fit, limit, stages, groups, replicas, seconds, pace / replicas)
-        wins = self.best is None or self._value(made) < self._value(self.best)
+        wins = not self._loses(self._value(made), made.devices)
         outcome = "fits" if wins else "slower than the best plan"
         self._note(problem.costs.mesh, len(groups), replicas, fit, seconds, pace / replicas, outcome)
         if wins:
             self.best = made
+
+    def _loses(self, value: float, devices: int) -> bool:
+        """Whether a plan of that value is no better than the best so far: neither faster nor as fast on fewer devices."""
+        if self.best is None:
+            return False
+        return (value, devices) >= (self._value(self.best), self.best.devices)
 
     def _value(self, made: Plan) -> float:
         return made.pace_seconds if self.options.objective == "throughput" else made.seconds
