@@ -147,7 +147,9 @@ class _Builder:
     ):
         self.graph, self.costs, self.pins = graph, costs, pins
         self.whole_results = whole_results
-        self.layer_of = layer_of or [-1] * len(graph.ops)
+        # What lies before and behind all layers is a part as well: only values that pass from part to part are seams.
+        outside = len(graph.ops)
+        self.layer_of = [outside if layer < 0 else layer for layer in layer_of or [-1] * outside]
         self.problem = Problem()
 
     def build(self) -> MeshProblem:

@@ -158,7 +158,15 @@ def solve(
     memory = memory or Memory()
     before = (memory.computed, memory.remembered)
     run = _Elimination(problem, memory, limit, slack)
-    run.run()
+    try:
+        run.run()
+    except TooWide:
+        if min(problem.layers) >= 0:
+            raise
+        # Without seams to keep for the end an order with smaller tables may be found; equal layers are then met less often.
+        flat = Problem(problem.sizes, problem.tables, [0] * len(problem.sizes))
+        run = _Elimination(flat, memory, limit, slack)
+        run.run()
     cost = min(run.constant, FORBIDDEN)
     computed, remembered = memory.computed - before[0], memory.remembered - before[1]
     return Solution(run.choice(), cost, cost - run.lost, computed, remembered)
