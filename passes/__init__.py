@@ -20,7 +20,6 @@ PASSES = {
     "topo-propagate-shardings": "topo_opt.passes.shard.propagate_shardings:PropagateShardings",
     "topo-partition": "topo_opt.passes.shard.partition:Partition",
     "topo-simplify-collectives": "topo_opt.passes.shard.simplify_collectives:SimplifyCollectives",
-    "topo-simplify-collectives": "topo_opt.passes.shard.simplify_collectives:SimplifyCollectives",
     "topo-lower-slices": "topo_opt.passes.shard.lower_slices:LowerSlices",
     "topo-outline-collectives": "topo_opt.passes.shard.outline_collectives:OutlineCollectives",
     "topo-channels-last": "topo_opt.passes.schedule.channels_last:ChannelsLast",
