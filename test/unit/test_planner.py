@@ -11,6 +11,7 @@ from planner_graphs import Builder
 from planner_prices import RingPrices
 
 from topo_opt.errors import InputError
+from topo_opt.sharding import collective
 from topo_opt.sharding.cost import picoseconds
 from topo_opt.sharding.cost_reshard import conversion
 from topo_opt.sharding.pins import ShardingPin
@@ -383,12 +384,13 @@ def test_conversions_end_where_they_should(seed: int) -> None:
     dims, pending = [list(d) for d in source.dims], set(source.pending)
     steps = conversion(source, target, sizes)
     assert steps is not None
+    _cut(dims, target, pending)
     joined = False
     for step in steps:
         axes = list(step.axes)
-        if not joined:  # whatever can be cut is cut before sums are formed, and once behind them
+        if not joined and step.kind not in ("all_reduce", "reduce_scatter"):
             _cut(dims, target, pending)
-            joined = step.kind not in ("all_reduce", "reduce_scatter")
+            joined = True
         parts = math.prod(sizes[a] for d in dims for a in d)
         if step.kind in ("all_reduce", "reduce_scatter"):
             assert set(axes) <= pending and step.share == parts
@@ -409,6 +411,18 @@ def test_conversions_end_where_they_should(seed: int) -> None:
     # What is left is cutting, which is free: every dimension is a beginning of what it should be.
     assert not pending
     assert all(list(want[: len(have)]) == have for have, want in zip(dims, target.dims))
+
+
+def test_what_is_priced_is_what_the_partitioner_emits() -> None:
+    mesh = Mesh((("x", 2), ("y", 3), ("z", 2)), tuple(map(str, range(12))))
+    rng = random.Random(0)
+    for _ in range(1000):
+        source, target = _random_layout(rng), _random_layout(rng)._replace(partial=())
+        steps = conversion(source, target, mesh.shape)
+        assert steps is not None
+        priced = [(s.kind, {mesh.axes[a][0] for a in s.axes}) for s in steps]
+        emitted = collective.steps(named(source, mesh), named(target, mesh))
+        assert priced == [(s.kind, {*s.axes}) for s in emitted if s.kind != "all_slice"]
 
 
 def _cut(dims: list[list[int]], target: Layout, pending: set[int]) -> None:

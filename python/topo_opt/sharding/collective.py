@@ -51,6 +51,7 @@ def steps(have: Sharding, want: Sharding) -> list[Step]:
     dims = [list(axes) for axes in have.dims]
     found = _cut(dims, want, taken=have.partial)
     found += _join(have, want, dims)
+    found += _cut(dims, want, taken=want.partial)
     while moved := _move(dims, want):
         found.append(moved)
     found += _cut(dims, want)

@@ -58,7 +58,7 @@ class _Walk:
         if self.sums:
             self.steps.append(Step("all_reduce", tuple(sorted(self.sums)), self._parts()))
             self.busy -= set(self.sums)
-            self._cut()
+        self._cut()
         self._exchange()
         self._gather()
         self._cut()
@@ -102,7 +102,6 @@ class _Walk:
                     self.sums = [a for a in self.sums if a not in run]
                     self.busy -= set(run)
                     moved = True
-                    self._cut()
 
     def _exchange(self) -> None:
         """The innermost axes of a dimension become those of another one."""
