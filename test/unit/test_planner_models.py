@@ -28,7 +28,7 @@ from topo_opt.topology import Topology, load
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import bench_models
 
-LAYERS = 3
+LAYERS = 2
 # The vocabulary is in proportion, so that the head has the share of the time that it has in the whole model.
 SHAPES = {
     "8b": replace(

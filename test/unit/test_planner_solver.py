@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from topo_opt.sharding import solver
 from topo_opt.sharding.solver import FORBIDDEN, Memory, Problem, TooWide, solve
+from topo_opt.sharding.solver_program import Limit, solve_limited
 
 
 @st.composite
@@ -98,3 +99,21 @@ def test_too_wide_is_an_error() -> None:
     except TooWide:
         return
     raise AssertionError("eight variables that all meet need a table of more than 256 entries")
+
+
+@given(problems(), st.integers(0, 1 << 30), st.floats(0.2, 1.0))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_the_program_finds_the_least_within_limits(problem: Problem, seed: int, share: float) -> None:
+    rng = np.random.default_rng(seed)
+    weights = {v: rng.integers(1, 100, size).astype(np.int64) for v, size in enumerate(problem.sizes)}
+    most = int(share * sum(int(w.max()) for w in weights.values()))
+    choices = itertools.product(*map(range, problem.sizes))
+    allowed = [c for c in choices if sum(int(weights[v][a]) for v, a in enumerate(c)) <= most]
+    least = min((min(problem.cost(c), FORBIDDEN) for c in allowed), default=FORBIDDEN)
+    found = solve_limited(problem, [Limit(weights, most)])
+    if least >= FORBIDDEN:
+        assert found is None or not found.feasible
+        return
+    assert found is not None and found.choice in allowed
+    assert found.cost == problem.cost(found.choice) == least
+    assert found.bound <= least
