@@ -36,6 +36,11 @@ _OPS: dict[str, Any] = {
 """Combiner -> reduction. `or` and `and` are of truth values, which are bytes 0 and 1."""
 
 
+# PyTorch is about to rename them.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 class RankFailure(TopoError):
     """A collective did not come to its end: another rank failed, is missing or was too slow."""
 
@@ -255,7 +260,7 @@ class _Bound:
         parts = self._split(self.source, self.step.dim)
         if self.source.device.type == "cuda":
             received = torch.empty_like(parts[0])
-            dist.reduce_scatter_tensor(received, self._grouped(parts), op=self.op, group=self.group)
+            _reduce_scatter(received, self._grouped(parts), op=self.op, group=self.group)
             self.target.copy_(received)
             return
         # gloo has no such operation for all types.
@@ -268,9 +273,7 @@ class _Bound:
     def _all_gather(self) -> None:
         mine = self.source.contiguous()
         received = mine.new_empty((self.n, *mine.shape))
-        dist.all_gather_into_tensor(
-            received.flatten(0, 1) if mine.dim() else received, mine, group=self.group
-        )
+        _all_gather(received.flatten(0, 1) if mine.dim() else received, mine, group=self.group)
         self._store(received, self.step.dim)
 
     def _all_to_all(self) -> None:
