@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from topo_opt.sharding.plan_functions import join
 from topo_opt.sharding.plan_reading import read_plan_graph
 from topo_opt.sharding.plan_result import sharding_plans
 from topo_opt.sharding.plan_watch import publish
+from topo_opt.sharding.spec import Mesh
 from topo_opt.topology import load
 
 
@@ -50,6 +52,8 @@ class PlanShardings(Pass):
             machine = load(self.topology)
             devices = () if machine.primary.kind == "cpu" else machine.compute
             mesh = parse_mesh(self.mesh, devices) if self.mesh else read_mesh(module.operation)
+            if mesh is not None and devices and all(name.isdigit() for name in mesh.devices):
+                mesh = _numbered(mesh, devices)
             options = PlanOptions(
                 devices=self.devices,
                 objective=self.objective,
@@ -71,3 +75,17 @@ class PlanShardings(Pass):
             for function, made in zip(functions, plans, strict=True):
                 annotate(function, made)
         publish(found)
+
+
+def _numbered(mesh: Mesh, devices: Sequence[str]) -> Mesh:
+    """A grid that names no devices is one of those of the machine, by their number.
+
+    Raises:
+        InputError: it has more places than the machine has devices.
+    """
+    last = max(map(int, mesh.devices))
+    if last >= len(devices):
+        raise InputError(
+            f"the grid has device {last}, the machine has {len(devices)}", hint="choose a smaller grid"
+        )
+    return Mesh(mesh.axes, tuple(devices[int(name)] for name in mesh.devices), mesh.name)
