@@ -318,6 +318,8 @@ class Finished:
 
     path: Path
     report: "Report"
+    plans: "list[Plan]" = field(default_factory=list)
+    """How the planner split the functions, where it did."""
 
 
 def compile(sources: Mapping[str, Source], options: Options, out: Path) -> Finished:
@@ -339,7 +341,7 @@ def compile(sources: Mapping[str, Source], options: Options, out: Path) -> Finis
     require_nothing_left(compilation)
     resources = _measure(compilation)
     summary = report.build(compilation, resources)
-    return Finished(_write(compilation, resources, summary, out), summary)
+    return Finished(_write(compilation, resources, summary, out), summary, compilation.plans)
 
 
 def _measure(compilation: Compilation) -> dict[str, Any]:

@@ -129,3 +129,13 @@ def test_text_of_a_model_cannot_become_markup():
     report = Report("h200-x1", 2, (), (), (remark,), {"mode": "off", "notes": []}, {}, ())
     text = page(report, Plan(SCHEMA, {}, {}), topology.load("h200-x1"))
     assert "<script" not in text and "&lt;script&gt;" in text and "a &amp; b" in text
+
+
+def test_processes_on_a_cpu_are_no_devices_of_the_topology(tmp_path):
+    program = torch.export.export(nn.Linear(16, 16).eval(), (torch.randn(4, 16),))
+    options = driver.Options(topology="cpu", mesh="x=2", planner={"pin": "weight=_,x"}, tune="off")
+    driver.compile({"main": program}, options, tmp_path / "out")
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert "Memory of each of 2 devices" in text and re.search(
+        "<td>(all_reduce|reduce_scatter|all_gather)</td>", text
+    )

@@ -57,7 +57,9 @@ def page(report: Report, program: Program, topology: Topology, plans: Sequence[P
 
 
 def _memory(program: Program, topology: Topology, plans: Sequence[Plan]) -> dict[str, Any]:
-    device = topology.device(program.devices[0]) if program.devices else topology.primary
+    # Ranks on a CPU are processes, which no topology lists.
+    known = {device.id: device for device in topology.devices}
+    device = known.get(program.devices[0], topology.primary) if program.devices else topology.primary
     capacity = device.memory.capacity_bytes.value
     found = parts(program, capacity)
     return {

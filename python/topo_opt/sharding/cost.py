@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -67,6 +67,8 @@ class ThroughMemory:
     algorithm: str = "through memory"
     bottleneck_kind: str = "memory"
     considered: tuple[tuple[str, float], ...] = ()
+    link_bytes: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """None: what moves stays in the host's memory."""
 
 
 class ProcessPrices:
