@@ -94,4 +94,4 @@ def _trigger_late(function: ir.Operation) -> None:
 
 def _mark(function: ir.Operation, marks: Mapping[str, ir.Attribute]) -> None:
     kernel = ir.DictAttr(function.attributes["topo.kernel"])
-    function.attributes["topo.kernel"] = ir.DictAttr.get({n.name: n.attr for n in kernel} | marks)
+    function.attributes["topo.kernel"] = ir.DictAttr.get({**{n.name: n.attr for n in kernel}, **marks})
