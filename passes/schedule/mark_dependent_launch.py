@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch_mlir import ir
 
 from topo_opt.codegen.plan_graph import Node, PlanGraph, read_plan_function
+from topo_opt.codegen.triton.kernel import mark
 from topo_opt.passes.base import Pass
 
 FIRST_CAPABILITY = 90
@@ -42,7 +43,8 @@ class MarkDependentLaunch(Pass):
             if view.operation.regions[0].blocks and "topo.kernel" not in view.operation.attributes
         ]
         for symbol, arguments in immutable_arguments(graphs).items():
-            _mark(symbols[symbol].operation, arguments)
+            immutable = ir.DenseI64ArrayAttr.get(arguments)
+            mark(symbols[symbol].operation, {"immutable": immutable, "pdl": ir.BoolAttr.get(True)})
 
 
 def immutable_arguments(graphs: Sequence[PlanGraph]) -> dict[str, list[int]]:
@@ -83,9 +85,3 @@ def _can_depend(topology: str) -> bool:
 
     target = load(topology).primary.target
     return (target.capability or 0) >= FIRST_CAPABILITY
-
-
-def _mark(function: ir.Operation, arguments: Sequence[int]) -> None:
-    kernel = ir.DictAttr(function.attributes["topo.kernel"])
-    marks = {"immutable": ir.DenseI64ArrayAttr.get(arguments), "pdl": ir.BoolAttr.get(True)}
-    function.attributes["topo.kernel"] = ir.DictAttr.get({n.name: n.attr for n in kernel} | marks)

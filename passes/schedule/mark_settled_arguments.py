@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch_mlir import ir
 
-from topo_opt.codegen.plan_graph import PlanGraph, read_plan_function
-from topo_opt.codegen.triton.kernel import plain
+from topo_opt.codegen.plan_graph import Node, PlanGraph, read_plan_function
+from topo_opt.codegen.triton.kernel import mark, plain
 from topo_opt.codegen.triton.pack import is_pack, members_of
 from topo_opt.passes.base import Pass
 
@@ -49,28 +50,34 @@ class MarkSettledArguments(Pass):
             for name, view in symbols.items()
             if view.operation.regions[0].blocks and name not in kernels
         ]
-        found = settled_arguments(graphs, readers, dependent)
+        orders = [(graph, launches(graph)) for graph in graphs]
+        found = settled_arguments(orders, readers, dependent)
         for name, positions in found.items():
             more = sorted(set(positions) - set(kernels[name].get("immutable", ())))
             if more:
-                _mark(symbols[name].operation, {"settled": ir.DenseI64ArrayAttr.get(more)})
-                for before in _in_front(graphs, name):
+                mark(symbols[name].operation, {"settled": ir.DenseI64ArrayAttr.get(more)})
+                for before in _in_front(orders, name):
                     _trigger_late(symbols[before].operation)
 
 
+def launches(graph: PlanGraph) -> list[Node]:
+    """The nodes that run, in order: the plan leaves out those that make empty tensors only, so none of them is in front of any."""
+    return [node for node in graph.nodes if any(graph.values[v].numel for v in node.outputs)]
+
+
 def settled_arguments(
-    graphs: Sequence[PlanGraph], readers: set[str], dependent: set[str]
+    orders: Sequence[tuple[PlanGraph, list[Node]]], readers: set[str], dependent: set[str]
 ) -> dict[str, list[int]]:
     """Kernel of `readers` -> positions of the arguments that are settled at every call, when a kernel of `dependent` is in front."""
     found: dict[str, list[int]] = {}
-    for graph in graphs:
+    for graph, nodes in orders:
         root = [value.root for value in graph.values]
-        made = {root[v]: i for i, node in enumerate(graph.nodes) for v in node.outputs}
-        rewritten = {root[node.inputs[a]] for node in graph.nodes for _, a in node.inout}
-        for i, node in enumerate(graph.nodes):
+        made = {root[v]: i for i, node in enumerate(nodes) for v in node.outputs}
+        rewritten = {root[node.inputs[a]] for node in nodes for _, a in node.inout}
+        for i, node in enumerate(nodes):
             if node.kernel not in readers:
                 continue
-            behind = i > 0 and graph.nodes[i - 1].kernel in dependent
+            behind = i > 0 and nodes[i - 1].kernel in dependent
             given = [
                 p
                 for p, v in enumerate(node.inputs)
@@ -80,18 +87,13 @@ def settled_arguments(
     return found
 
 
-def _in_front(graphs: Sequence[PlanGraph], kernel: str) -> list[str]:
-    pairs = [(a, b) for graph in graphs for a, b in zip(graph.nodes, graph.nodes[1:])]
+def _in_front(orders: Sequence[tuple[PlanGraph, list[Node]]], kernel: str) -> list[str]:
+    pairs = [pair for _, nodes in orders for pair in pairwise(nodes)]
     return sorted({a.kernel for a, b in pairs if b.kernel == kernel})
 
 
 def _trigger_late(function: ir.Operation) -> None:
     late = {"late_trigger": ir.BoolAttr.get(True)}
     for member in members_of(function) if is_pack(function) else ():
-        _mark(member.func, late)
-    _mark(function, late)
-
-
-def _mark(function: ir.Operation, marks: Mapping[str, ir.Attribute]) -> None:
-    kernel = ir.DictAttr(function.attributes["topo.kernel"])
-    function.attributes["topo.kernel"] = ir.DictAttr.get({**{n.name: n.attr for n in kernel}, **marks})
+        mark(member.func, late)
+    mark(function, late)

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch_mlir import ir
 
 from topo_opt.codegen.kernel_source import KernelSource
-from topo_opt.codegen.triton.kernel import Kernel, plain
+from topo_opt.codegen.triton.kernel import Kernel, mark, plain
 from topo_opt.codegen.triton.pack import members_of
 from topo_opt.codegen.triton.target import Target
 from topo_opt.tuning import joint_products, search_space
@@ -170,8 +170,7 @@ def set_tile(func: ir.Operation, tile: Mapping[str, int]) -> None:
     context = func.context
     i64 = ir.IntegerType.get_signless(64, context)
     attribute = ir.DictAttr.get({k: ir.IntegerAttr.get(i64, v) for k, v in tile.items()}, context)
-    entries = {n.name: n.attr for n in ir.DictAttr(func.attributes["topo.kernel"])} | {"tile": attribute}
-    func.attributes["topo.kernel"] = ir.DictAttr.get(entries, context)
+    mark(func, {"tile": attribute})
 
 
 def _tile(func: ir.Operation) -> dict[str, int]:

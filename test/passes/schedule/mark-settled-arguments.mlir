@@ -80,3 +80,28 @@ func.func @packed(%m: tensor<1x1x1x8xi1> {topo.kind = "input", topo.name = "m"},
   %1 = call @k_attention(%0#0, %m) : (tensor<1x4x1x16xf32>, tensor<1x1x1x8xi1>) -> tensor<1x4x1x16xf32>
   return %1, %0#1 : tensor<1x4x1x16xf32>, tensor<1x4x1x16xf32>
 }
+
+// -----
+
+// A kernel of empty results is never launched: in front of this attention runs what makes its argument.
+
+// CHECK-LABEL: func.func private @k_mask
+// CHECK-NOT:     late_trigger
+// CHECK-LABEL: func.func private @k_nothing
+// CHECK-NOT:     late_trigger
+// CHECK-LABEL: func.func private @k_attention
+// CHECK-NOT:     settled
+// CHECK-LABEL: func.func @empty
+func.func private @k_mask(%p: tensor<8xf32>) -> tensor<8xf32>
+    attributes {topo.kernel = {family = "loops", pdl = true, immutable = array<i64>}} { return %p : tensor<8xf32> }
+func.func private @k_nothing(%p: tensor<0xf32>) -> tensor<0xf32>
+    attributes {topo.kernel = {family = "loops", pdl = true, immutable = array<i64>}} { return %p : tensor<0xf32> }
+func.func private @k_attention(%m: tensor<8xf32>) -> tensor<8xf32>
+    attributes {topo.kernel = {family = "attention", pdl = true, immutable = array<i64>}} { return %m : tensor<8xf32> }
+func.func @empty(%p: tensor<8xf32> {topo.kind = "input", topo.name = "p"}, %n: tensor<0xf32> {topo.kind = "input", topo.name = "n"})
+    -> (tensor<8xf32>, tensor<0xf32>) {
+  %m = call @k_mask(%p) : (tensor<8xf32>) -> tensor<8xf32>
+  %z = call @k_nothing(%n) : (tensor<0xf32>) -> tensor<0xf32>
+  %y = call @k_attention(%m) : (tensor<8xf32>) -> tensor<8xf32>
+  return %y, %z : tensor<8xf32>, tensor<0xf32>
+}

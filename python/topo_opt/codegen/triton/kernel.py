@@ -43,6 +43,12 @@ def plain(attribute: ir.Attribute) -> Any:
     return attribute
 
 
+def mark(func: ir.Operation, entries: Mapping[str, ir.Attribute]) -> None:
+    """Adds entries to the `topo.kernel` dictionary of a function, or replaces them."""
+    before = {n.name: n.attr for n in ir.DictAttr(func.attributes["topo.kernel"])}
+    func.attributes["topo.kernel"] = ir.DictAttr.get({**before, **entries}, func.context)
+
+
 @dataclass
 class Kernel:
     """One `func.func` with a `topo.kernel` attribute."""
