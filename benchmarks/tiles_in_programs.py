@@ -108,9 +108,9 @@ def write(compilation: Any, module: Any, sources: Mapping[str, Any], out: Path) 
     """A bundle of a module whose kernels have these sources."""
     from topo_opt.codegen.bundle import write_bundle
     from topo_opt.codegen.plan import build_plan
-    from topo_opt.driver import _request
+    from topo_opt.driver import variant_request
 
-    requests = [_request(compilation, variant) for variant in compilation.variants]
+    requests = [variant_request(compilation, variant) for variant in compilation.variants]
     built = build_plan(module, sources, requests, resources={}, meta={})
     files = {symbol: source.source for symbol, source in sources.items()}
     write_bundle(out, built, files, aten={}, ir={}, report={}, tuning=None, weights=None, weights_writer=None)

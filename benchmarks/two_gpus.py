@@ -3,8 +3,7 @@
     python benchmarks/two_gpus.py --prepare DIR [case ...]             # compiles; needs no GPU
     torchrun --nproc-per-node=2 benchmarks/two_gpus.py --measure DIR [--out FOLDER] [case ...]
 
-`two_gpus.sh` does both, and measures the collectives of the machine first. For every case there are the planner's own choice (`planned`), forced splits
-(`replicated`, `tensor`, `sequence`) and the program for one GPU (`one`). A row has the median of a replay, the slower rank's; what the plan
+For every case there are the planner's own choice (`planned`), forced splits (`replicated`, `tensor`) and the program for one GPU (`one`). A row has the median of a replay, the slower rank's; what the plan
 predicted; the largest difference from the one-GPU program's result; and with `--peers` the time of the same module under
 `torch.distributed.tensor.parallel.parallelize_module`, compiled. Rows go to `two_gpus.json`, a table to standard output.
 `--device cpu --small` runs the same with gloo, Triton's interpreter and small sizes: a test of this program, not of speed.
@@ -78,13 +77,7 @@ def cases(small: bool) -> dict[str, tuple[Build, dict[str, list[str] | None]]]:
         decoder("llama8b", eight, batch, forced=True)
     for length in lengths:
         shape = replace(eight, positions=length)
-        splits = {
-            "planned": None,
-            "tensor": TENSOR,
-            # The residual stream lies split by position between the products.
-            "sequence": [*TENSOR, f"add*=_,{AXIS},_"],
-        }
-        found[f"llama8b-prefill-{length}"] = (prefill(shape, length), splits)
+        found[f"llama8b-prefill-{length}"] = (prefill(shape, length), {"planned": None, "tensor": TENSOR})
     decoder("llama1b", one, 1, forced=False)
     if not small:
         found["bert-base-8x512"] = (bert(8, 512), {"planned": None})

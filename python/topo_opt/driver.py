@@ -378,7 +378,7 @@ def _write(compilation: Compilation, resources: Mapping[str, Any], summary: "Rep
         built = build_plan(
             compilation.module,
             compilation.sources,
-            [_request(compilation, variant) for variant in compilation.variants],
+            [variant_request(compilation, variant) for variant in compilation.variants],
             resources=resources,
             meta={"topology": compilation.options.machine.name, "level": compilation.options.level},
         )
@@ -485,7 +485,7 @@ def _structured_text(compilation: Compilation) -> str:
     return str(ir.Module.parse(compilation.model.module, compilation.module.context))
 
 
-def _request(compilation: Compilation, variant: FunctionVariant) -> "VariantRequest":
+def variant_request(compilation: Compilation, variant: FunctionVariant) -> "VariantRequest":
     from topo_opt.codegen.plan import VariantRequest
 
     signature = variant.signature
