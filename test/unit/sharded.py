@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
+import model_zoo
 import torch
+from float64_rule import tensors
+from lowering import lowered
 from torch_mlir import ir
 
 from topo_opt import reference
@@ -16,6 +20,18 @@ from topo_opt.sharding.signature import Slot, slots
 
 MESHES = ("x=2", "x=4", "x=8", "x=2,y=2", "x=2,y=4")
 RECOGNISE = "builtin.module(topo-raise-rotary,topo-raise-masks,topo-count-recognised,topo-bubble-up-slices)"
+
+
+def whole_model(name: str) -> tuple[ir.Module, list[Any], list[Any]]:
+    """A model of the zoo in f32 as structured IR with its patterns recognised, arguments, and the results of the whole."""
+    case = model_zoo.ZOO[name](torch.float32)
+    program = torch.export.export(case.module, case.args, case.kwargs, strict=False)
+    module = lowered(program)
+    run(RECOGNISE, module)
+    named: dict[str, Any] = {**program.state_dict, **program.constants}
+    state = {n: v.clone() for n, v in named.items() if isinstance(v, torch.Tensor)}
+    given = reference.bind_inputs(module, "main", state, tensors((case.args, case.kwargs)))
+    return module, given, reference.run(module, "main", given)
 
 
 def arguments(module: ir.Module) -> list[tuple[Slot, tuple[int, ...]]]:

@@ -14,7 +14,7 @@ from float64_rule import tensors
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from lowering import lowered
-from sharded import MESHES, RECOGNISE, at_random, check_equal, columns, partitioned
+from sharded import MESHES, RECOGNISE, at_random, check_equal, columns, partitioned, whole_model
 from test_random_programs import STEPS, Program
 from torch_mlir import ir
 
@@ -41,14 +41,7 @@ def _models() -> list[str]:
 
 @pytest.mark.parametrize("name", _models())
 def test_model_on_meshes(name: str) -> None:
-    case = model_zoo.ZOO[name](torch.float32)
-    program = torch.export.export(case.module, case.args, case.kwargs, strict=False)
-    module = lowered(program)
-    run(RECOGNISE, module)
-    named: dict[str, Any] = {**program.state_dict, **program.constants}
-    state = {n: v.clone() for n, v in named.items() if isinstance(v, torch.Tensor)}
-    arguments = reference.bind_inputs(module, "main", state, tensors((case.args, case.kwargs)))
-    whole = reference.run(module, "main", arguments)
+    module, arguments, whole = whole_model(name)
     split, simplified = 0, ((), ("cse", "topo-simplify-collectives", "topo-lower-slices"))
     for seed, mesh in enumerate(MESHES):
         for shard in (columns(module, mesh), at_random(module, mesh, seed)):

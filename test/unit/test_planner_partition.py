@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 import model_zoo
 import pytest
-import torch
-from float64_rule import tensors
-from lowering import lowered
 from planner_prices import RingPrices
-from sharded import RECOGNISE, check_equal
+from sharded import check_equal, whole_model
 from torch_mlir import ir
 
-from topo_opt import reference
 from topo_opt.frontend.ingest import bytecode, parse
 from topo_opt.pipeline.run import run
 from topo_opt.reference.binding import find_function
@@ -39,14 +34,7 @@ def _models() -> list[str]:
 
 @pytest.mark.parametrize("name", _models())
 def test_planned_model_equals_whole(name: str) -> None:
-    case = model_zoo.ZOO[name](torch.float32)
-    program = torch.export.export(case.module, case.args, case.kwargs, strict=False)
-    module = lowered(program)
-    run(RECOGNISE, module)
-    named: dict[str, Any] = {**program.state_dict, **program.constants}
-    state = {n: v.clone() for n, v in named.items() if isinstance(v, torch.Tensor)}
-    arguments = reference.bind_inputs(module, "main", state, tensors((case.args, case.kwargs)))
-    whole = reference.run(module, "main", arguments)
+    module, arguments, whole = whole_model(name)
     communicating = 0
     for shape in ((4,), (2, 4)):
         for prices in (EAGER, HESITANT):

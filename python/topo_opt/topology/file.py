@@ -46,18 +46,23 @@ class FileNode(Strict):
     model: Text | None = None
 
 
-class FileLink(Strict):
+class LinkFigures(Strict):
+    """The figures of a link: by name, or given here."""
+
+    figures: Identifier | None = None
+    bytes_per_s: Rate | None = None
+    sustained_bytes_per_s: Rate | None = None
+    latency_ns: Latency | None = None
+    lanes: Lanes | None = None
+
+
+class FileLink(LinkFigures):
     """Links between `ends`, or between all pairs `among` some devices, with figures by name (a file of
     `hw_topologies/links`, those of one lane) or given here (those of the whole link)."""
 
     ends: tuple[Pattern, Pattern] | None = None
     among: Pattern | None = None
-    figures: Identifier | None = None
     kind: LinkKind | None = None
-    bytes_per_s: Rate | None = None
-    sustained_bytes_per_s: Rate | None = None
-    latency_ns: Latency | None = None
-    lanes: Lanes | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -71,14 +76,8 @@ class FileLink(Strict):
         return self
 
 
-class NetworkLink(Strict):
+class NetworkLink(LinkFigures):
     """A link of the network, by name or given here."""
-
-    figures: Identifier | None = None
-    bytes_per_s: Rate | None = None
-    sustained_bytes_per_s: Rate | None = None
-    latency_ns: Latency | None = None
-    lanes: Lanes | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -106,12 +106,7 @@ class _Reader:
         self.bridges += 1
         for numa in numas or list(self.numas.values()):
             self.sketch.wire(bridge, numa, "host-fabric")
-        for child in element.findall("object"):
-            if child.get("type") == "Bridge":
-                for below in child.findall("object"):  # the child is a root port
-                    self._below_port(below, bridge)
-            else:
-                self._below_port(child, bridge)
+        self._below(element, bridge)
 
     def _below_port(self, element: Element, above: str) -> None:
         if element in self.gpus:
@@ -129,12 +124,13 @@ class _Reader:
         )
         self.switches += 1
         self._wire(switch, above, element, None)
+        self._below(element, switch)
+
+    def _below(self, element: Element, above: str) -> None:
+        """What hangs on a host bridge or a switch, whose ports are bridges too."""
         for child in element.findall("object"):
-            if child.get("type") == "Bridge":
-                for below in child.findall("object"):  # the child is a downstream port
-                    self._below_port(below, switch)
-            else:
-                self._below_port(child, switch)
+            for device in child.findall("object") if child.get("type") == "Bridge" else [child]:
+                self._below_port(device, above)
 
     def _gpu(self, element: Element, above: str) -> None:
         gpu, (_, vendor, model) = self.gpus[element], _pci(element)
