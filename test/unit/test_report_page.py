@@ -27,16 +27,14 @@ class Mlp(nn.Module):
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
-    """A planned bundle for two devices, its folder and its compilation."""
+    """A planned bundle for two devices, and what its compile gave."""
     folder = tmp_path_factory.mktemp("page") / "mlp.bundle"
     with torch.device("meta"):
         module = Mlp().eval().bfloat16()
         example = (torch.empty(8, 4096, dtype=torch.bfloat16),)
     program = torch.export.export(module, example)
     options = driver.Options(topology="h200-x2", mesh="auto", pack_weights=False, tune="off")
-    compilation = driver.with_kernels({"main": program}, options)
-    driver.compile({"main": program}, options, folder)
-    return folder, compilation
+    return folder, driver.compile({"main": program}, options, folder)
 
 
 class Reader(HTMLParser):
@@ -70,8 +68,8 @@ def test_the_page_is_whole_and_fetches_nothing(bundle):
 
 
 def test_it_shows_the_plan(bundle):
-    folder, compilation = bundle
-    (plan,) = compilation.plans
+    folder, done = bundle
+    (plan,) = done.plans
     text = (folder / "report.html").read_text()
     assert f"{plan.seconds * 1e3:.3f} ms a call" in text
     assert text.count("<svg") == 1
@@ -82,8 +80,8 @@ def test_it_shows_the_plan(bundle):
 
 
 def test_links_carry_what_the_collectives_move(bundle):
-    _, compilation = bundle
-    (plan,) = compilation.plans
+    _, done = bundle
+    (plan,) = done.plans
     machine = topology.load("h200-x2")
     moved = links.traffic(plan)
     assert moved

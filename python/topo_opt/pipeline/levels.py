@@ -40,7 +40,6 @@ def _schedule(level: int, topology: str | None, split: Sequence[str]) -> list[st
     rows = (f"topo-split-long-rows{options}",) if level > 1 else ()
     # What rows of a copy are long enough for depends on the kernel that reads them.
     align = (f"topo-align-operands{options}",) if level > 1 else ()
-    # Inout comes last, on whole kernels: which buffer dies where is known only after they are formed.
     form = f"topo-form-kernels{{{_FUSE[level]}}}"
     # Ops that were cloned for several consumers may have met again in one kernel.
     merge = ("cse",) if level > 0 else ()
@@ -56,6 +55,7 @@ def _schedule(level: int, topology: str | None, split: Sequence[str]) -> list[st
         *merge,
         *rows,
         *align,
+        # On whole kernels: which buffer dies where is known only after they are formed.
         "topo-mark-inout",
         *once,
     ]
