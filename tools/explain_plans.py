@@ -66,7 +66,12 @@ def of_model(arguments: argparse.Namespace, sources: dict[str, Path], options: O
         machine = options.machine
         devices = () if machine.primary.kind == "cpu" else machine.compute
         named = arguments.mesh not in (None, "auto")
-        joined = join([read_plan_graph(f) for f in shardable(compilation.module.operation)])
+        joined = join(
+            [
+                read_plan_graph(f, narrow_sums=not arguments.wide_sums)
+                for f in shardable(compilation.module.operation)
+            ]
+        )
         plan = plan_topology(
             joined.graph,
             machine,

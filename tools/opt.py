@@ -74,6 +74,7 @@ _MODEL_ONLY = {
     "objective": "--objective",
     "memory_limit": "--memory-limit",
     "pin": "--pin",
+    "wide_sums": "--wide-sums",
 }
 _DESCRIPTIONS = {
     "version": "versions",
@@ -234,6 +235,11 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME=AXIS,_",
         help="as --shard, but the rest is planned: an entry may also be ?, for any; may be repeated",
+    )
+    split.add_argument(
+        "--wide-sums",
+        action="store_true",
+        help="form sums over devices in f32 where their results are rounded to f16 or bf16 (default: in that type, half the bytes)",
     )
     tuning = parser.add_argument_group("tuning of kernels (.pt2)")
     tuning.add_argument(

@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         mesh=arguments.mesh,
         shard=tuple(arguments.shard),
         planner=planner_options(arguments),
+        wide_sums=arguments.wide_sums,
         instruments=lambda: instruments_of(arguments),
         phase=Progress(quiet=arguments.quiet).phase,
     )

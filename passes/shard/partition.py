@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from topo_opt.errors import InputError
 from topo_opt.passes.base import Pass, PassFailure
@@ -19,9 +19,12 @@ class Partition(Pass):
     What is not annotated is computed whole on every device. Arguments and results that are split say so in `topo.sharding`. What depends
     on which device computes it reads `topo.kind = "coordinate"`, one more argument. The grid stays for the collectives to refer to; a
     module without a grid is left alone.
+
+    `sums = narrow` forms a sum that its readers round to f16 or bf16 in that type, with half the bytes; `wide` in the type of its terms.
     """
 
     name = "topo-partition"
+    sums: Literal["narrow", "wide"] = "narrow"
 
     def apply(self, module: Any) -> None:
         try:
@@ -30,7 +33,7 @@ class Partition(Pass):
                 return
             for func in shardable(module.operation):
                 graph, annotations = lift(func, mesh)
-                partition(graph, annotations, mesh)
+                partition(graph, annotations, mesh, narrow_sums=self.sums == "narrow")
         except InputError as error:
             location = getattr(error, "location", module.operation.location)
             raise PassFailure(error.message, hint=error.hint, location=location) from error

@@ -31,7 +31,7 @@ class PlanShardings(Pass):
 
     Options: `topology` by name or file; `devices`, how many may be used; `objective` latency or throughput; `memory-limit` in bytes of one device; `mesh` such as `x=2,y=4` for this mesh and no
     other; `pin` such as `layers.*.q.weight=x,_`, several separated by `;`; `results` whole where every device is to have
-    all of each result. A module that already has a grid keeps it. Several functions are planned together: what they share lies
+    all of each result; `sums` as for `topo-partition`. A module that already has a grid keeps it. Several functions are planned together: what they share lies
     alike in all of them, and one call of each is what is made fast.
     """
 
@@ -43,6 +43,7 @@ class PlanShardings(Pass):
     mesh: str | None = None
     pin: str = ""
     results: Literal["any", "whole"] = "any"
+    sums: Literal["narrow", "wide"] = "narrow"
 
     def apply(self, module: Any) -> None:
         functions = list(shardable(module.operation))
@@ -63,7 +64,7 @@ class PlanShardings(Pass):
                 stages=False,
                 whole_results=self.results == "whole",
             )
-            joined = join([read_plan_graph(f) for f in functions])
+            joined = join([read_plan_graph(f, narrow_sums=self.sums == "narrow") for f in functions])
             found = plan_topology(joined.graph, machine, options)
             plans = sharding_plans(found, joined)
         except InputError as error:

@@ -75,6 +75,8 @@ class Options:
     """`layers.*.q.weight=model,_`: tensors by name, and for each dimension the axes that split it; the rest follows from these."""
     planner: Mapping[str, str] = field(default_factory=dict)
     """More options of `topo-plan-shardings`, by which what `shard` does not say is planned: `objective`, `memory-limit`, `pin`."""
+    wide_sums: bool = False
+    """Form sums over devices in f32 where their results are rounded to f16 or bf16: twice the bytes, the error of one device."""
     instruments: Callable[[], Sequence[Instrument]] = tuple
     phase: Phase = nullcontext
 
@@ -86,7 +88,9 @@ class Options:
     @cached_property
     def split(self) -> tuple[str, ...]:
         """The passes that split the model over devices. Raises InputError for a mesh or patterns of another form."""
-        return split_passes(self.topology, self.machine, self.mesh, self.shard, self.planner)
+        return split_passes(
+            self.topology, self.machine, self.mesh, self.shard, self.planner, wide_sums=self.wide_sums
+        )
 
     @cached_property
     def tuning(self) -> Settings:

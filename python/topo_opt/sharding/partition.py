@@ -21,7 +21,7 @@ from torch_mlir import ir
 
 from topo_opt.errors import InputError
 from topo_opt.sharding.annotate import RETURN, Annotations
-from topo_opt.sharding.collective import emit, steps
+from topo_opt.sharding.collective import Step, emit, steps
 from topo_opt.sharding.coordinate import coordinate_entry, coordinate_type
 from topo_opt.sharding.partition_ops import LOCAL, Local
 from topo_opt.sharding.propagate import describe
@@ -29,19 +29,21 @@ from topo_opt.sharding.rule import Rule
 from topo_opt.sharding.rule_assignment import Assignment, Axes, assign, axes_of, fault, result_sharding
 from topo_opt.sharding.rules import FREE_OPS, sharding_rules
 from topo_opt.sharding.spec import Mesh, Sharding
+from topo_opt.sharding.transport import ROUNDED_SUMS, Transport, narrow, widen
 from topo_opt.structured.graph import Graph, Node
 
 
-def partition(graph: Graph, annotations: Annotations, mesh: Mesh) -> None:
+def partition(graph: Graph, annotations: Annotations, mesh: Mesh, *, narrow_sums: bool = True) -> None:
     """Replaces the function of a graph by the program of one device.
 
     Args:
         annotations: complete, as `propagate` gives them; a value that they leave out is whole.
+        narrow_sums: form sums in the type to which their readers round them, see `transport`.
 
     Raises:
         InputError: a sharding that an op cannot be computed in, with the reason and the numbers.
     """
-    _Partitioner(graph, annotations, mesh).run()
+    _Partitioner(graph, annotations, mesh, narrow_sums=narrow_sums).run()
 
 
 @dataclass
@@ -54,10 +56,13 @@ class _Partitioner:
     """Value -> the sharding it is in when it has been made."""
     local: dict[tuple[int, Sharding], ir.Value] = field(default_factory=dict)
     coordinate: ir.Value | None = None
+    narrow_sums: bool = True
+    narrowed: dict[int, ir.Value] = field(default_factory=dict)
+    """Widened values by their hash -> what they were widened from."""
 
     def run(self) -> None:
         graph = self.graph
-        self.rules = sharding_rules(graph)
+        self.rules, self.transport = sharding_rules(graph), Transport(graph)
         old = graph.func
         with old.context, old.location:
             block = self._new_function(old)
@@ -150,13 +155,36 @@ class _Partitioner:
         if producer is not None and producer.name in FREE_OPS:
             self.local[key] = self._remake(producer, value, want)
         else:
-            self.local[key] = self._convert(self.local[value, self.lies[value]], self.lies[value], want)
+            self.local[key] = self._convert(
+                value, self.local[value, self.lies[value]], self.lies[value], want
+            )
         return self.local[key]
 
-    def _convert(self, value: ir.Value, have: Sharding, want: Sharding) -> ir.Value:
-        for step in steps(have, want):
+    def _convert(self, number: int, value: ir.Value, have: Sharding, want: Sharding) -> ir.Value:
+        """A value in another sharding. What moves is narrowed where readers round it anyway."""
+        found = steps(have, want)
+        element = self._moved_element(number, found)
+        if element is None:
+            for step in found:
+                value = emit(value, step, self.mesh)
+            return value
+        value = narrow(value, element)
+        for step in found:
             value = emit(value, step, self.mesh)
-        return value
+        wide = widen(value, self.graph.values[number].element)
+        self.narrowed[hash(wide)] = value
+        return wide
+
+    def _moved_element(self, number: int, found: list[Step]) -> str | None:
+        """The type in which a value goes through these steps, None for its own."""
+        if not self.narrow_sums or not any(step.kind != "all_slice" for step in found):
+            return None
+        sums = [step for step in found if step.kind in ("all_reduce", "reduce_scatter")]
+        if not sums:
+            return self.transport.of_copy(number)
+        if any(step.combiner not in ROUNDED_SUMS for step in sums):
+            return None
+        return self.transport.of_sum(number)
 
     def _remake(self, node: Node, value: int, want: Sharding) -> ir.Value:
         """A constant, fill or empty tensor of local shape; of a constant with many values the whole, and a cut of it."""
@@ -171,7 +199,7 @@ class _Partitioner:
                 splat = ir.DenseElementsAttr.get_splat(kind, attribute.get_splat_value())
                 return ir.Operation.create(node.name, results=[kind], attributes={"value": splat}).results[0]
             whole = Sharding.replicated(len(want.dims))
-            return self._convert(self.value(value, whole), whole, want)
+            return self._convert(value, self.value(value, whole), whole, want)
         if node.name == "tensor.empty":
             return ir.Operation.create(node.name, results=[kind]).results[0]
         copy = self._copy(
@@ -215,6 +243,10 @@ class _Partitioner:
                 for r in results
             ]
         types = [self._type(value, sharding) for value, sharding in zip(node.results, results, strict=True)]
+        rounded = self.narrowed.get(hash(operands[0])) if node.name == "topo.demote" else None
+        if rounded is not None and rounded.type == types[0]:
+            self._settle(node.results[0], results[0], rounded)
+            return
         copy = self._copy(node, operands)
         for result, kind in zip(copy.results, types, strict=True):
             result.set_type(kind)
@@ -247,7 +279,7 @@ class _Partitioner:
             if len(wanted) == 1:  # the reader joins the terms, in the way that suits it
                 return
         self.lies[value] = said
-        self.local[value, said] = self._convert(handle, sharding, said)
+        self.local[value, said] = self._convert(value, handle, sharding, said)
 
     def _asked(self, value: int) -> set[Sharding]:
         """The shardings in which readers take a value."""

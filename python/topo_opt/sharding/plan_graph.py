@@ -92,10 +92,17 @@ class PlanValue:
     """The argument whose new value this is, or -1."""
     in_memory: bool = True
     """Whether it is stored between kernels."""
+    moved_element_bytes: int = 0
+    """Bytes of an element on its way between devices (see `transport`), 0 for `element_bytes`."""
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.element_bytes
+
+    @property
+    def moved_bytes(self) -> int:
+        """Size on the way between devices."""
+        return math.prod(self.shape) * (self.moved_element_bytes or self.element_bytes)
 
 
 @dataclass

@@ -196,16 +196,16 @@ class _Builder:
         if not self._needs_variable(number, value, layers):
             if value.uses:
                 reader = self.op_variables[value.uses[0][0]]
-                problem.add((maker, reader), tables.table(produced, taken[0], value.nbytes))
+                problem.add((maker, reader), tables.table(produced, taken[0], value.moved_bytes))
             return
         layouts = self._domain(number, value, produced, taken)
         variable = self.value_variables[number] = problem.variable(len(layouts))
         self.value_layouts[number] = layouts
         problem.layers[variable] = layers.pop() if len(layers) == 1 else -1
         if maker >= 0:
-            problem.add((maker, variable), tables.table(produced, layouts, value.nbytes))
+            problem.add((maker, variable), tables.table(produced, layouts, value.moved_bytes))
         for (op, _), side in zip(value.uses, taken):
-            problem.add((variable, self.op_variables[op]), tables.table(layouts, side, value.nbytes))
+            problem.add((variable, self.op_variables[op]), tables.table(layouts, side, value.moved_bytes))
 
     def _needs_variable(self, number: int, value: PlanValue, layers: set[int]) -> bool:
         return (

@@ -19,16 +19,35 @@ from topo_opt.sharding.plan_terms import Owners
 from topo_opt.sharding.rule import Rule
 from topo_opt.sharding.rule_nests import table_reads
 from topo_opt.sharding.rules import FREE_OPS, sharding_rule
+from topo_opt.sharding.transport import Transport
 from topo_opt.structured.graph import Graph, Node, element_bytes, read
 
 _MATRIX_OPS = ("linalg.contract", "topo.attention", "topo.grouped_product")
 _HEAVY = (*_MATRIX_OPS, "topo.index_update", "topo.top_k", "tm_tensor.scan", "tm_tensor.scatter", "func.call")
 
 
-def read_plan_graph(func: ir.Operation) -> PlanGraph:
-    """The function with everything that the planner needs; free of MLIR."""
+def read_plan_graph(func: ir.Operation, *, narrow_sums: bool = True) -> PlanGraph:
+    """The function with everything that the planner needs; free of MLIR.
+
+    Args:
+        narrow_sums: as `partition` will be asked.
+    """
     graph = read(func)
-    return _Reader(graph).plan_graph()
+    made = _Reader(graph).plan_graph()
+    if narrow_sums:
+        transport = Transport(graph)
+        for value in made.values:
+            moved = (transport.of_sum if _may_be_terms(made, value) else transport.of_copy)(value.number)
+            value.moved_element_bytes = 0 if moved is None else element_bytes(moved)
+    return made
+
+
+def _may_be_terms(graph: PlanGraph, value: PlanValue) -> bool:
+    """Whether an operation can leave a value as terms of a sum."""
+    if value.producer < 0:
+        return False
+    op = graph.ops[value.producer]
+    return op.terms is not None or any(factor.kind == "reduction" for factor in op.rule.factors)
 
 
 @dataclass(frozen=True)

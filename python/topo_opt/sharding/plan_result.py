@@ -111,5 +111,5 @@ def _steps(
 ) -> Iterator[PlannedCollective]:
     conversions = plan.problem.costs.conversions
     for step in conversion(source, target, plan.problem.costs.sizes) or ():
-        seconds = conversions.step_cost(step, value.nbytes) / PICOSECONDS
-        yield PlannedCollective(number, op, produced, step, -(-value.nbytes // step.share), seconds)
+        seconds = conversions.step_cost(step, value.moved_bytes) / PICOSECONDS
+        yield PlannedCollective(number, op, produced, step, -(-value.moved_bytes // step.share), seconds)

@@ -19,6 +19,8 @@ def split_passes(
     mesh: str | None,
     shard: Sequence[str],
     planner: Mapping[str, str] | None = None,
+    *,
+    wide_sums: bool = False,
 ) -> tuple[str, ...]:
     """The passes as text; none for a program of one device.
 
@@ -26,6 +28,7 @@ def split_passes(
         mesh: `data=2,model=4`, the outer axis first; `auto` leaves it to the planner.
         shard: patterns, see `named.parse_pattern`. What they leave open follows from them. Without any the planner chooses.
         planner: more options of `topo-plan-shardings`.
+        wide_sums: form sums over devices in f32 where their results are rounded to less.
 
     Raises:
         InputError: a mesh or pattern of another form, one without the other, or more places than the machine has devices.
@@ -53,9 +56,11 @@ def split_passes(
         options = f"mesh={quote(mesh)} shard={quote(';'.join(shard))} results=whole{on}"
         chosen = [f"topo-propagate-shardings{{{options}}}"]
     else:
-        given = {"topology": topology} | ({} if mesh == AUTO else {"mesh": mesh}) | dict(planner or {})
+        sums = {"sums": "wide"} if wide_sums else {}
+        given = {"topology": topology} | sums | ({} if mesh == AUTO else {"mesh": mesh}) | dict(planner or {})
         options = " ".join(f"{key}={quote(text)}" for key, text in given.items()) + " results=whole"
         chosen = [f"topo-plan-shardings{{{options}}}", "topo-propagate-shardings{results=whole}"]
     # Two equal collectives are one; what they read is equal only after the same was computed once.
     simplify = ("cse", f"topo-simplify-collectives{{{on.strip()}}}" if on else "topo-simplify-collectives")
-    return (*chosen, "topo-partition", *simplify, "topo-lower-slices", "topo-outline-collectives")
+    split = "topo-partition{sums=wide}" if wide_sums else "topo-partition"
+    return (*chosen, split, *simplify, "topo-lower-slices", "topo-outline-collectives")
