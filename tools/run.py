@@ -99,6 +99,12 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _run_program(arguments: argparse.Namespace) -> int:
     program = _load(arguments)
+    code = _work(program, arguments)
+    program.close()
+    return code
+
+
+def _work(program: Program, arguments: argparse.Namespace) -> int:
     if arguments.kernels:
         _show_kernels(program.plan, arguments)
     selected = list(_selected(program.plan, arguments))

@@ -1,13 +1,16 @@
-"""One rank of a test of several processes: `python rank_worker.py SCENARIO FOLDER`, with the variables that torchrun sets.
+"""One rank of a test of several processes: `python rank_worker.py FOLDER SCENARIO ...`, with the variables that torchrun sets.
 
-Prints one line, which the test reads, and exits with 1 when an error of topo-opt was the end.
+Behind a line with the name of each scenario it prints one with what came of it.
 """
 
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,13 +19,20 @@ import torch.distributed as dist
 
 import topo_opt
 from topo_opt.errors import TopoError
+from topo_opt.runtime.program import Program
 
 RANK = int(os.environ["RANK"])
+LIMIT_S = 3.0
+"""Instead of 25 s, for scenarios in which somebody waits."""
+
+
+def load(folder: Path, **options) -> Program:
+    return topo_opt.load(folder / "bundle", "cpu", **options)
 
 
 def generate(folder: Path) -> None:
-    """A prompt and three tokens with a cache that is split, against what the whole model gave."""
-    program = topo_opt.load(folder / "bundle", "cpu", timeout_s=60)
+    """A prompt and a token with a cache that is split, against what the whole model gave."""
+    program = load(folder)
     expected = torch.load(folder / "expected.pt")
     for name, arguments, logits in expected["calls"]:
         torch.testing.assert_close(program.call(name, *arguments), logits, rtol=1e-4, atol=1e-4)
@@ -30,25 +40,80 @@ def generate(folder: Path) -> None:
         torch.testing.assert_close(program.whole_state(name), value, rtol=1e-4, atol=1e-4)
     held = sum(t.numel() * t.element_size() for t in program.memory.tensors.values())
     assert not program.fallbacks
+    program.close()
     print(f"rank {RANK} holds {held} bytes", flush=True)
 
 
-def dies(folder: Path) -> None:
-    """The second rank is gone after the first call."""
-    program = topo_opt.load(folder / "bundle", "cpu")
-    x = torch.ones(4, 16)
-    program(x)
-    if RANK == 1:
-        os._exit(3)
-    _failing(lambda: program(x))
+def in_second_call(act: Callable[[], object]) -> Callable[[Path], None]:
+    """A call that all ranks make, and then one in whose place the second rank does something else."""
+
+    def scenario(folder: Path) -> None:
+        program, x = load(folder, timeout_s=LIMIT_S), torch.ones(4, 16)
+        program(x)
+        _failing(lambda: act() if RANK == 1 and act is not errs else program(errs() if RANK == 1 else x))
+
+    return scenario
 
 
-def errs(folder: Path) -> None:
-    """The second rank makes a mistake and stays."""
-    program = topo_opt.load(folder / "bundle", "cpu")
-    x = torch.ones(4, 16)
-    program(x)
-    _failing(lambda: program(torch.ones(5, 16) if RANK == 1 else x))
+def errs() -> torch.Tensor:
+    """An argument that is no argument of the model."""
+    return torch.ones(5, 16)
+
+
+def killed() -> None:
+    time.sleep(0.5)  # what it is doing has been published
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stopped() -> None:
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def elsewhere() -> None:
+    """Works, but does not come."""
+    until = time.monotonic() + LIMIT_S + 1
+    while time.monotonic() < until:
+        sum(range(10000))
+
+
+def in_loading(act: Callable[[], object]) -> Callable[[Path], None]:
+    """The second rank does something else while it reads a weight."""
+
+    def scenario(folder: Path) -> None:
+        weights = dict(torch.load(folder / "weights.pt"))
+
+        class Reading(dict):
+            def get(self, name, default=None):
+                if RANK == 1 and name == "down.weight":
+                    act()
+                return super().get(name, default)
+
+        _failing(lambda: load(folder, weights=Reading(weights), timeout_s=LIMIT_S))
+
+    return scenario
+
+
+def hangs() -> None:
+    time.sleep(LIMIT_S + 2)
+
+
+def works() -> None:
+    """Takes longer than the limit, and gets on with it."""
+    until = time.monotonic() + LIMIT_S + 1
+    while time.monotonic() < until:
+        sum(range(10000))
+
+
+def out_of_memory() -> None:
+    """This process may have no more memory than it has."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + (64 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    try:
+        torch.ones(1 << 28)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 def wrong_weights(folder: Path) -> None:
@@ -56,22 +121,66 @@ def wrong_weights(folder: Path) -> None:
     weights = torch.load(folder / "weights.pt")
     if RANK == 1:
         weights["down.weight"] = torch.zeros(32, 64)
-    _failing(lambda: topo_opt.load(folder / "bundle", "cpu", weights=weights))
+    _failing(lambda: load(folder, weights=weights))
 
 
-def _failing(work) -> None:
+def other_bundle(folder: Path) -> None:
+    """The second rank has a bundle of something else."""
+    _failing(lambda: topo_opt.load(folder / ("other" if RANK == 1 else "bundle"), "cpu"))
+
+
+def no_bundle(folder: Path) -> None:
+    """The second rank has none."""
+    _failing(lambda: topo_opt.load(folder / ("none" if RANK == 1 else "bundle"), "cpu", timeout_s=LIMIT_S))
+
+
+def never_loads(folder: Path) -> None:
+    """The second rank is in the process group, and does not load."""
+    _failing(lambda: time.sleep(LIMIT_S + 1) if RANK == 1 else load(folder, timeout_s=LIMIT_S))
+
+
+def _failing(work: Callable[[], object]) -> None:
     start = time.monotonic()
     try:
         work()
     except TopoError as error:
-        print(f"rank {RANK} after {time.monotonic() - start:.1f} s: {error.message}", flush=True)
-        # Without the destructors of process groups, which wait for the other ranks.
-        os._exit(1)
-    print(f"rank {RANK} did not fail", flush=True)
+        print(f"rank {RANK} after {time.monotonic() - start:.1f} s: {error}", flush=True)
+    else:
+        print(f"rank {RANK} did not fail", flush=True)
 
+
+def together(name: str) -> None:
+    """Ranks that are still there go on at the same time."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"{name}/{RANK}", "")
+    store.wait([f"{name}/{r}" for r in range(dist.get_world_size())])
+
+
+SCENARIOS: dict[str, Callable[[Path], None]] = {
+    "generate": generate,
+    "wrong-weights": wrong_weights,
+    "other-bundle": other_bundle,
+    "no-bundle": no_bundle,
+    "never-loads": never_loads,
+    **{f"call-{act.__name__}": in_second_call(act) for act in (errs, killed, stopped, elsewhere)},
+    **{f"load-{act.__name__}": in_loading(act) for act in (killed, stopped, hangs, works, out_of_memory)},
+}
 
 if __name__ == "__main__":
-    scenario = {"generate": generate, "dies": dies, "errs": errs, "wrong-weights": wrong_weights}[sys.argv[1]]
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    scenario(Path(sys.argv[2]))
-    dist.destroy_process_group()
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"pid/{RANK}", str(os.getpid()))
+    for name in sys.argv[2:]:
+        print(f"-- {name}", flush=True)
+        SCENARIOS[name](Path(sys.argv[1]))
+        if name.endswith("-stopped") and RANK == 0:
+            os.kill(int(store.get("pid/1")), signal.SIGCONT)
+        if name.endswith("-killed"):
+            os._exit(0)
+        together(name)
+    # The store ends with the first rank.
+    store.set(f"out/{RANK}", "")
+    if RANK == 0:
+        store.wait([f"out/{r}" for r in range(dist.get_world_size())])
+    # Without the destructors of process groups, which wait for what the ranks of failed programs have left.
+    os._exit(0)

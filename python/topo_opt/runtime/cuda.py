@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -91,6 +92,8 @@ class CudaExecutor:
         self.device = memory.device
         with torch.cuda.device(self.device):
             self.done = torch.cuda.Event()
+        if self.ranks is not None:
+            self.ranks.watch.look_at(self.done)
         # Calls share static memory, and the next one may come on another stream.
         self.last_stream: torch.cuda.Stream | None = None
         self.last_raw = -1
@@ -176,7 +179,7 @@ class CudaExecutor:
                 return self._run_directly(ready, leaves, accepted=accepted)
         raw = torch._C._cuda_getCurrentRawStream(self.device.index)
         run = direct.run_accepted if accepted else direct.run
-        if not direct.uses_shared_memory:
+        if not direct.uses_shared_memory and self.ranks is None:
             return run(leaves, raw)
         self._enter()
         try:
@@ -198,7 +201,7 @@ class CudaExecutor:
         saved = [t.clone() for t in state]
         try:
             results = self._run_directly(ready, leaves)
-            torch.cuda.current_stream().synchronize()
+            self._synchronize(torch.cuda.current_stream())
         except (StepFailed, RuntimeError) as error:
             text = error.message if isinstance(error, StepFailed) else str(error).splitlines()[0]
             _restore(state, saved)
@@ -267,6 +270,20 @@ class CudaExecutor:
         if failure is not None:
             raise failure
 
+    def _synchronize(self, stream: torch.cuda.Stream) -> None:
+        """Waits for what runs on a stream, which may be a collective for which another rank is missing."""
+        with nullcontext() if self.ranks is None else self.ranks.watch.waiting():
+            stream.synchronize()
+
+    def close(self) -> None:
+        """Frees graphs and bindings, after all calls have ended."""
+        with torch.cuda.device(self.device):
+            torch.cuda.synchronize()
+            for ready in self.variants.values():
+                if ready.graph is not None:
+                    ready.graph.reset()
+            self.variants.clear()
+
     def _run_steps(self, bound: BoundVariant) -> None:
         try:
             bound.run_steps()
@@ -302,7 +319,7 @@ class CudaExecutor:
             with torch.cuda.stream(side):
                 bound.copy_in(leaves)
                 execute()
-            side.synchronize()
+            self._synchronize(side)
         except StepFailed as error:
             self.memory.clear_zeroed()
             raise StepFailed(error.message, mutated=False) from error

@@ -45,6 +45,9 @@ class Executor(Protocol):
     def repeated(self, variant: Variant, *, own_results: bool) -> KnownCall | None:
         """The short way for more calls of a variant that has run; None where there is none."""
 
+    def close(self) -> None:
+        """Frees what was prepared for calls."""
+
 
 class KernelSources:
     """The kernel files of a bundle, scanned before first use."""
@@ -96,6 +99,9 @@ class InterpretExecutor:
 
     def repeated(self, variant: Variant, *, own_results: bool) -> KnownCall | None:
         return None  # a call takes seconds, and every one is checked
+
+    def close(self) -> None:
+        self.variants.clear()
 
     def prepare(self, name: str, kernel: Kernel, tensors: list[torch.Tensor]) -> Callable[[], None]:
         if name not in self.functions:

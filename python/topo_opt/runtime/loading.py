@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from topo_opt.errors import InputError
+from topo_opt.errors import InputError, TopoError
 from topo_opt.runtime.bundle import Bundle, open_bundle, verify_weight_files
 from topo_opt.runtime.cuda import GraphMode
 from topo_opt.runtime.launch_choice import LaunchMode
@@ -37,7 +38,7 @@ def load(
 ) -> Program:
     """Loads a bundle. One for several ranks is loaded by every process of an initialised process group, rank by rank of its mesh;
     each reads its part of the weights only, is called with the same whole inputs, and returns whole results, but for those
-    that were asked to stay split.
+    that were asked to stay split. `Program.close` comes before `torch.distributed.destroy_process_group`.
 
     Args:
         path: bundle folder.
@@ -55,7 +56,8 @@ def load(
         static_results: repeated calls of a graph return the program's own memory, which the next call overwrites, instead of
             copies; direct launches have fresh results anyway.
 
-        timeout_s: how long a collective waits for the other ranks, 25 by default.
+        timeout_s: how long a rank is waited for that is silent, does not come, or gets nowhere; 25 by default. On a GPU, where
+            nothing can wake a call that waits for a rank that is gone, the process ends then, with one line that says why.
 
     Raises:
         InputError: no bundle there, no such device, weights missing or of another type, no process group or one of another
@@ -66,7 +68,14 @@ def load(
         raise InputError(f"launch is {launch!r}, expected one of {', '.join(get_args(LaunchMode))}")
     if launch == "graph" and graphs == "off":
         raise InputError("launch is 'graph' and graphs is 'off'", hint="give launch='direct'")
-    bundle = open_bundle(path, verify_weights=False)
+    try:
+        bundle = open_bundle(path, verify_weights=False)
+    except TopoError as error:
+        if "torch.distributed" in sys.modules:
+            from topo_opt.runtime.ranks import tell_others
+
+            tell_others(error)
+        raise
     make = partial(
         _load, bundle, weights=weights, random_weights=random_weights, strict=strict, graphs=graphs,
         launch=launch, verify_weights=verify_weights, allow_ops=allow_ops, static_results=static_results,
@@ -75,7 +84,7 @@ def load(
         return make(device=device)
     from topo_opt.runtime.rank_loading import load_rank
 
-    return load_rank(bundle.plan, device, make, timeout_s)
+    return load_rank(bundle, device, make, timeout_s)
 
 
 def _load(
@@ -94,6 +103,8 @@ def _load(
 ) -> Program:
     """The program of a bundle on one device, which may be one of several ranks."""
     if verify_weights and (ranks is None or ranks.is_first_of_host):
+        if ranks is not None:
+            ranks.progress("hashing the weights")
         verify_weight_files(bundle)
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"

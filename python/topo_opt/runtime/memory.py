@@ -186,6 +186,8 @@ class Memory:
         return found
 
     def _bind(self, name: str) -> torch.Tensor:
+        if self.ranks is not None:
+            self.ranks.progress(f"reading the weight {name}")
         value = self.initial(name)
         bound = _allocate(
             lambda: value.to(self.device).contiguous(), value.numel() * value.element_size(), name

@@ -121,6 +121,12 @@ class Program:
             InputError: arguments of the wrong structure, device, rank or kind of dtype.
             StrictError: `strict`, and the call could not be answered by the compiled kernels.
         """
+        if self.ranks is None:
+            return self._call(function, args, kwargs)
+        with self.ranks.calling(function):
+            return self._call(function, args, kwargs)
+
+    def _call(self, function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         entry = self._entry(function)
         with self.lock:
             self._refresh()
@@ -132,13 +138,19 @@ class Program:
             else:
                 # Also where an argument is missing or not known: this says which.
                 leaves = pytree.flatten_call(entry.in_tree, self.input_names(function), args, kwargs)
-                results = self.call_flat(function, leaves)
+                results = self._call_flat(function, leaves)
         if entry.out_tree is not None:
             return pytree.unflatten(entry.out_tree, results)
         return results[0] if len(results) == 1 else tuple(results)
 
     def call_flat(self, function: str, leaves: Sequence[Any]) -> list[Any]:
         """Calls `function` with the flat list of leaves; the flat list of results."""
+        if self.ranks is None:
+            return self._call_flat(function, leaves)
+        with self.ranks.calling(function):
+            return self._call_flat(function, leaves)
+
+    def _call_flat(self, function: str, leaves: Sequence[Any]) -> list[Any]:
         with self.lock:
             self._refresh()
             repeated = self._repeated.get(function)
@@ -157,11 +169,7 @@ class Program:
                 results = self.executor.run(variant, parts)
             except StepFailed as error:
                 if self.ranks is not None:
-                    # The others wait for this rank, or are about to.
-                    self.ranks.leave(error.message)
-                    raise TopoError(
-                        f"{function} failed on rank {self.ranks.rank}: {error.message}"
-                    ) from error
+                    raise self.ranks.call_failure(function, error.message) from error
                 if error.mutated:
                     raise TopoError(
                         f"{function} failed after it had changed state: {error.message}",
@@ -175,6 +183,17 @@ class Program:
                     self._repeated[function] = again
                     self._orders[function] = ArgumentOrder.of(entry.in_tree, self.input_names(function))
             return results
+
+    def close(self) -> None:
+        """Frees what calls have prepared, graphs above all, and leaves the other ranks.
+
+        For several GPUs this comes before `torch.distributed.destroy_process_group`, which waits for graphs that have collectives.
+        """
+        with self.lock:
+            self._repeated.clear()
+            self.executor.close()
+        if self.ranks is not None:
+            self.ranks.close()
 
     def whole_inputs(self, variant: Variant) -> Variant:
         """The variant with the inputs as the caller gives them: whole, where every rank takes its part."""
@@ -308,7 +327,6 @@ class Program:
 
     def _fall_back(self, function: str, leaves: list[Any], reason: str) -> list[Any]:
         if self.ranks is not None:
-            self.ranks.leave(reason)
             raise InputError(f"{function} can't run on {self.ranks.count} ranks: {reason}")
         if self.strict:
             raise StrictError(f"{function} can't run on its compiled kernels: {reason}")

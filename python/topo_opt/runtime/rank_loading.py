@@ -1,14 +1,16 @@
-"""Loading a bundle as one rank of several: all of them load, or all fail with the reason of the one that could not."""
+"""Loading a bundle as one rank of several: all of them load the same, or all fail with the reason of the one that could not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from topo_opt.errors import InputError, TopoError
-from topo_opt.runtime.plan import Plan
+from topo_opt.runtime.bundle import Bundle
 from topo_opt.runtime.ranks import TIMEOUT_S, Ranks, local_rank
 
 if TYPE_CHECKING:
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def load_rank(
-    plan: Plan, device: str | torch.device | None, make: Callable[..., Program], timeout_s: float | None
+    bundle: Bundle,
+    device: str | torch.device | None,
+    make: Callable[..., Program],
+    timeout_s: float | None,
 ) -> Program:
     """The program of this rank.
 
@@ -24,20 +29,72 @@ def load_rank(
         make: loads on this process, given `ranks` and `device`.
 
     Raises:
-        TopoError: this rank or another one cannot load.
+        TopoError: this rank or another one cannot load, or they have different bundles.
     """
     if timeout_s is not None and not timeout_s > 0:
         raise InputError(f"timeout_s is {timeout_s!r}, expected seconds above 0")
-    where = rank_device(device)
-    ranks = Ranks(plan, where, timeout_s=TIMEOUT_S if timeout_s is None else timeout_s)
-    program, error = None, None
-    try:
-        program = make(device=where, ranks=ranks)
-    except TopoError as failure:
-        error = failure
-    ranks.agree(error, "loading the bundle")
-    assert program is not None
+    limit = TIMEOUT_S if timeout_s is None else timeout_s
+    ranks = Ranks(bundle.plan, torch.device("cpu"), timeout_s=limit)
+    doing = "loading the bundle"
+    with ranks.watch.stage(doing):
+        try:
+            where = ranks.device = rank_device(device)
+            found = ranks.agree(None, "coming together", json.dumps(_about(bundle, where)))
+            _require_same({rank: json.loads(text) for rank, text in found.items()})
+            ranks.connect(bundle.plan)
+            program = make(device=where, ranks=ranks)
+            ranks.agree(None, doing)
+        except BaseException as error:
+            failure = _as_error(error)
+            if not isinstance(failure, TopoError):
+                ranks.leave(f"{doing}: {type(error).__name__}: {error}")
+                ranks.close()
+                raise
+            ranks.leave(f"{doing}: {failure.message}", failure.hint)
+            ranks.close()
+            raise failure from (None if failure is error else error)
     return program
+
+
+def _as_error(error: BaseException) -> BaseException:
+    """Memory that ran out as an error of the user's; others as they are."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    short = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    if short or (isinstance(error, RuntimeError) and "t allocate memory" in text):
+        told = text.rpartition("DefaultCPUAllocator: ")[2][:300]
+        return InputError(
+            f"memory ran out: {told or type(error).__name__}",
+            hint="split the model over more devices, or see in report.html what a device needs",
+        )
+    return error
+
+
+def _about(bundle: Bundle, device: torch.device) -> dict[str, str]:
+    """What must be the same on all ranks: the files that decide what is computed, by digest, and the kind of device."""
+    files = bundle.manifest.files
+    kernels = sorted((name, entry.sha256) for name, entry in files.items() if name.startswith("kernels/"))
+    named = ("plan.json", "constants.safetensors", "weights.safetensors")
+    about: dict[str, str] = {name: files[name].sha256 for name in named if name in files}
+    about["kernels/"] = hashlib.sha256(json.dumps(kernels).encode()).hexdigest()
+    return {**about, "device": device.type, "path": str(bundle.path.absolute())}
+
+
+def _require_same(about: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raises InputError when a rank has another bundle than rank 0, or runs on another kind of device."""
+    first = about[0]
+    for rank, other in sorted(about.items()):
+        if other["device"] != first["device"]:
+            raise InputError(
+                f"rank {rank} runs on {other['device']}, rank 0 on {first['device']}",
+                hint="give all ranks the same device=",
+            )
+        names = sorted((first.keys() | other.keys()) - {"path", "device"})
+        differing = [name for name in names if first.get(name) != other.get(name)]
+        if differing:
+            raise InputError(
+                f"rank {rank} has another bundle than rank 0: {', '.join(differing)} of {other['path']} and {first['path']} differ",
+                hint="give all ranks the same bundle, or copies of it",
+            )
 
 
 def rank_device(device: str | torch.device | None) -> torch.device:

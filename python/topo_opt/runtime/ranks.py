@@ -1,14 +1,17 @@
 """The ranks of a program for several devices: its process groups, the place of this process on the mesh, and collectives.
 
-Rank r is place r of the mesh in row-major order. Every set of axes that a collective runs over has its own groups, with a time
-limit, so that a rank that does not come ends the others with an error. A control group on the CPU lets all ranks agree that each of them
-is ready, or fail together with the reason of the one that is not.
+Rank r is place r of the mesh in row-major order. Every set of axes that a collective runs over has its own groups. A watch (`rank_watch`) ends the
+waiting for a rank that fails, dies, stops or never comes, and lets all ranks agree that each of them is ready, or fail together
+with the reason of the one that is not.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -16,29 +19,20 @@ import torch
 import torch.distributed as dist
 
 from topo_opt.errors import InputError, TopoError
+from topo_opt.runtime.collective_call import CollectiveCall
 from topo_opt.runtime.plan import CollectiveStep, Plan
+from topo_opt.runtime.rank_parts import cut
+from topo_opt.runtime.rank_signs import Fault
+from topo_opt.runtime.rank_watch import LONGEST_S, RankWatch, write_note
 from topo_opt.sharding.parts import Dims, groups, part
 from topo_opt.sharding.spec import Mesh
 
+log = logging.getLogger("topo_opt.runtime")
+
 TIMEOUT_S = 25.0
-"""How long a collective waits for the other ranks: all of them have ended half a minute after one is missing."""
-AGREE_TIMEOUT_S = 1800.0
-"""How long ranks wait for each other while weights are read or kernels compiled. A rank that dies is noticed at once."""
-
-_OPS: dict[str, Any] = {
-    "add": dist.ReduceOp.SUM,
-    "mul": dist.ReduceOp.PRODUCT,
-    "max": dist.ReduceOp.MAX,
-    "min": dist.ReduceOp.MIN,
-    "or": dist.ReduceOp.MAX,
-    "and": dist.ReduceOp.MIN,
-}
-"""Combiner -> reduction. `or` and `and` are of truth values, which are bytes 0 and 1."""
-
-
-# PyTorch is about to rename them.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""How long a rank waits for one that is silent, does not come, or gets nowhere: all of them have ended half a minute after one is missing."""
+POLL_S = 0.25
+"""Between two looks at the other ranks while a collective waits on a CPU."""
 
 
 class RankFailure(TopoError):
@@ -69,25 +63,32 @@ class Ranks:
         self.rank = dist.get_rank()
         self._groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
         self._order: dict[tuple[str, ...], list[int]] = {}
-        self._broken = ""
-        wanted = sorted({axes for axes in _axes_of(plan)})
-        try:
-            limit = timedelta(seconds=AGREE_TIMEOUT_S)
-            self.control = dist.new_group(backend="gloo", timeout=limit)
-            for axes in wanted:
-                self._make_groups(axes)
-        except (RuntimeError, ValueError) as error:
-            raise RankFailure(f"the ranks could not be connected: {_first_line(error)}") from None
+        self._broken: Fault | None = None
+        self._calls = self._agreements = 0
+        self.watch = _new_watch(timeout_s)
+        self._close = weakref.finalize(self, self.watch.close)
 
-    def _make_groups(self, axes: tuple[str, ...]) -> None:
+    def connect(self, plan: Plan) -> None:
+        """Makes the process groups, which all ranks do together.
+
+        Raises:
+            RankFailure: one of them did not.
+        """
         backend = "nccl" if self.device.type == "cuda" else "gloo"
-        for members in groups(self.mesh, axes):
-            limit = timedelta(seconds=self.timeout_s)
-            made = dist.new_group(sorted(members), backend=backend, timeout=limit)
-            if self.rank in members:
-                self._groups[axes] = made
-                # Groups list their ranks in ascending order; parts are in that of the axes.
-                self._order[axes] = [sorted(members).index(rank) for rank in members]
+        # The watch comes first; without it, a collective of NCCL ends its process after this time.
+        limit = timedelta(seconds=self.timeout_s + 30 if backend == "nccl" else LONGEST_S)
+
+        def make() -> None:
+            self.control = dist.new_group(backend="gloo", timeout=limit)
+            for axes in sorted(set(_axes_of(plan))):
+                for members in groups(self.mesh, axes):
+                    made = dist.new_group(sorted(members), backend=backend, timeout=limit)
+                    if self.rank in members:
+                        self._groups[axes] = made
+                        # Groups list their ranks in ascending order; parts are in that of the axes.
+                        self._order[axes] = [sorted(members).index(rank) for rank in members]
+
+        self._guarded(make)
 
     @property
     def place(self) -> tuple[int, ...]:
@@ -122,6 +123,7 @@ class Ranks:
         if dims is None or not any(dims):
             return tensor
         parts: list[Any] = [None] * self.count
+        self.agree(None, "putting a tensor together")
         self._guarded(lambda: dist.all_gather_object(parts, tensor.cpu(), group=self.control))
         shape = [size * self.mesh.size(axes) for size, axes in zip(tensor.shape, dims, strict=True)]
         found = torch.empty(shape, dtype=tensor.dtype)
@@ -132,51 +134,126 @@ class Ranks:
             target.copy_(held)
         return found.to(tensor.device)
 
-    def agree(self, error: TopoError | None, doing: str) -> None:
-        """Comes back when all ranks are here without an error.
+    def agree(self, error: TopoError | None, doing: str, report: str = "") -> dict[int, str]:
+        """Comes back when all ranks are here without an error; with what each of them reports.
 
         Raises:
             TopoError: `error`, or what another rank reports.
+            RankFailure: another rank will not come.
         """
-        reports: list[Any] = [None] * self.count
-        mine = None if error is None else (error.message, error.hint)
-        try:
-            self._guarded(lambda: dist.all_gather_object(reports, mine, group=self.control))
-        except RankFailure:
-            if error is not None:
-                raise error from None
-            raise
         if error is not None:
+            self.leave(f"{doing}: {error.message}", error.hint)
             raise error
-        failed = [(rank, report) for rank, report in enumerate(reports) if report is not None]
-        if failed:
-            rank, (message, hint) = failed[0]
-            raise InputError(f"rank {rank} failed {doing}: {message}", hint=hint)
+        self._require_whole()
+        self._agreements += 1
+        found = self.watch.exchange(self._agreements, report, doing)
+        if isinstance(found, Fault):
+            self._broken = found
+            raise self._failure()
+        return found
+
+    def progress(self, doing: str) -> None:
+        """Tells the other ranks what this one is doing.
+
+        Raises:
+            RankFailure: another rank has failed or died in the meantime.
+        """
+        self.watch.progress(doing)
+        if self._broken is None:
+            self._broken = self.watch.fault()
+        self._require_whole()
+
+    @contextmanager
+    def calling(self, function: str) -> Iterator[None]:
+        """Around a call: all ranks make the same calls, and one that fails ends the program of all.
+
+        Raises:
+            RankFailure: another rank has failed or left.
+        """
+        self._calls += 1
+        doing = f"in call {self._calls} of {function}"
+        with self.watch.stage(doing):
+            if self._broken is None:
+                self._broken = self.watch.fault()
+            self._require_whole()
+            try:
+                yield
+            except BaseException as error:
+                hint = error.hint if isinstance(error, TopoError) else None
+                self.leave(f"{doing}: {_first_line(error)}", hint)
+                raise
+
+    def call_failure(self, function: str, message: str) -> TopoError:
+        """The error of a call in which a step failed: of this rank itself, or because of another one."""
+        if self._broken is None:
+            return TopoError(f"{function} failed on rank {self.rank}: {message}")
+        return RankFailure(
+            f"{function} ended on rank {self.rank}: {self._broken.message}", hint=self._broken.hint
+        )
+
+    def _failure(self) -> RankFailure:
+        assert self._broken is not None
+        return RankFailure(self._broken.message, hint=self._broken.hint)
+
+    def _require_whole(self) -> None:
+        if self._broken is not None:
+            raise self._failure()
 
     def _guarded(self, work: Callable[[], Any]) -> None:
-        if self._broken:
-            raise RankFailure(f"rank {self.rank}: {self._broken}")
+        """Runs what fails, or never comes back, when another rank fails."""
+        self._require_whole()
         try:
-            work()
+            with self.watch.waiting():
+                work()
         except (RuntimeError, ValueError) as error:
-            self._broken = f"another rank failed, is missing or came too late (limit {self.timeout_s:g} s): {_first_line(error)}"
-            raise RankFailure(
-                f"rank {self.rank} of {self.count}: {self._broken}",
-                hint="the first rank that failed says why",
-            ) from None
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            # The connection to a rank breaks before anything else is known of it.
+            self._broken = self.watch.ended_rank() or Fault(
+                f"a collective failed: {_first_line(error)}", "the first rank that failed says why"
+            )
+            raise self._failure() from None
 
-    def leave(self, reason: str) -> None:
-        """Closes the connections of this rank, so that the others, which may be waiting for it, fail at once."""
-        if self._broken:
-            return
-        self._broken = reason
-        for group in (*self._groups.values(), self.control):
+    def wait(self, work: Any) -> None:
+        """Waits for a collective on the CPU, as long as the other ranks are on their way to it.
+
+        Raises:
+            RankFailure: one of them is not.
+        """
+        while True:
             try:
-                dist.destroy_process_group(group)
+                work.wait(timedelta(seconds=POLL_S))
+                return
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            fault = self.watch.fault()
+            if fault is not None:
+                self._broken = fault
+                raise self._failure()
+
+    def leave(self, reason: str, hint: str | None = None) -> None:
+        """Says why this rank cannot go on and closes its connections, so that the others, which may be waiting for it, fail at once."""
+        was_broken = self._broken is not None
+        if not was_broken:
+            self._broken = Fault(f"this rank has failed {reason}", hint)
+        self.watch.fail(reason, hint, first=not was_broken)
+        if was_broken:
+            # Groups in which others are missing cannot be closed in order.
+            return
+        control = (self.control,) if hasattr(self, "control") else ()
+        for group in (*self._groups.values(), *control):
+            try:
+                _end_group(group)
             except (RuntimeError, ValueError, AssertionError):
                 # A group that the failure has already closed.
                 continue
         self._groups.clear()
+
+    def close(self) -> None:
+        """Tells the other ranks that this one needs them no more."""
+        self._broken = self._broken or Fault("the program was closed")
+        self._close()
 
     def bind(self, step: CollectiveStep, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
         """The collective on this memory, done as often as called.
@@ -184,12 +261,37 @@ class Ranks:
         Raises (when called):
             RankFailure: it did not come to its end.
         """
-        collective = _Bound(self._groups[step.axes], self._order[step.axes], step, source, target)
+        collective = CollectiveCall(
+            self.wait, self._groups[step.axes], self._order[step.axes], step, source, target
+        )
+        doing = f"waiting at {step.kind} over {', '.join(step.axes)}"
 
         def run() -> None:
             self._guarded(collective)
 
-        return run
+        def run_named() -> None:
+            self.watch.tell(doing)
+            self._guarded(collective)
+
+        # What a graph captures is told of by the call.
+        return run if self.device.type == "cuda" else run_named
+
+
+def _new_watch(timeout_s: float) -> RankWatch:
+    store = dist.distributed_c10d._get_default_store()
+    write_note(store, dist.get_rank(), "")
+    return RankWatch(store, dist.get_rank(), dist.get_world_size(), timeout_s)
+
+
+def tell_others(error: TopoError) -> None:
+    """Leaves word for ranks that load a program with this one, if any do, that this process could not open it."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    store = dist.distributed_c10d._get_default_store()
+    try:
+        write_note(store, dist.get_rank(), error.message)
+    except RuntimeError as lost:
+        log.warning("the other ranks could not be told: %s", _first_line(lost))
 
 
 def _axes_of(plan: Plan) -> Sequence[tuple[str, ...]]:
@@ -217,86 +319,12 @@ def _require_group(count: int) -> None:
         )
 
 
-class _Bound:
-    """One collective on its memory. Parts along another dimension than the first are brought in front and back."""
-
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        order: list[int],
-        step: CollectiveStep,
-        source: torch.Tensor,
-        target: torch.Tensor,
-    ):
-        self.group, self.step = group, step
-        # No backend takes truth values, which are bytes.
-        self.source, self.target = (
-            t.view(torch.uint8) if t.dtype == torch.bool else t for t in (source, target)
-        )
-        self.n = len(order)
-        self.order = None if order == sorted(order) else torch.tensor(order, device=source.device)
-        """Where in the group the part with a number is."""
-        self.back = None if self.order is None else torch.argsort(self.order)
-        self.op = _OPS[step.combiner]
-        self.run = {
-            "all_reduce": self._all_reduce,
-            "reduce_scatter": self._reduce_scatter,
-            "all_gather": self._all_gather,
-            "all_to_all": self._all_to_all,
-        }[step.kind]
-
-    def __call__(self) -> None:
-        self.run()
-
-    def _all_reduce(self) -> None:
-        if self.source.data_ptr() != self.target.data_ptr():
-            self.target.copy_(self.source)
-        self._reduce(self.target)
-
-    def _reduce(self, tensor: torch.Tensor) -> None:
-        dist.all_reduce(tensor, op=self.op, group=self.group)
-
-    def _reduce_scatter(self) -> None:
-        parts = self._split(self.source, self.step.dim)
-        if self.source.device.type == "cuda":
-            received = torch.empty_like(parts[0])
-            _reduce_scatter(received, self._grouped(parts), op=self.op, group=self.group)
-            self.target.copy_(received)
-            return
-        # gloo has no such operation for all types.
-        total = self.source.clone()
-        self._reduce(total)
-        place = dist.get_rank(self.group)
-        mine = place if self.back is None else int(self.back[place])
-        self.target.copy_(self._split(total, self.step.dim)[mine])
-
-    def _all_gather(self) -> None:
-        mine = self.source.contiguous()
-        received = mine.new_empty((self.n, *mine.shape))
-        _all_gather(received.flatten(0, 1) if mine.dim() else received, mine, group=self.group)
-        self._store(received, self.step.dim)
-
-    def _all_to_all(self) -> None:
-        parts = self._grouped(self._split(self.source, self.step.dim))
-        received = torch.empty_like(parts)
-        dist.all_to_all_single(received, parts, group=self.group)
-        self._store(received, self.step.source)
-
-    def _split(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        """Parts along a dimension, by number: the part comes first."""
-        shape = (*tensor.shape[:dim], self.n, tensor.shape[dim] // self.n, *tensor.shape[dim + 1 :])
-        return tensor.reshape(shape).movedim(dim, 0)
-
-    def _grouped(self, parts: torch.Tensor) -> torch.Tensor:
-        """Parts by their place in the group, dense."""
-        return (parts if self.back is None else parts.index_select(0, self.back)).contiguous()
-
-    def _store(self, received: torch.Tensor, dim: int) -> None:
-        """Puts what came from the group, by place, side by side along a dimension."""
-        ordered = received if self.order is None else received.index_select(0, self.order)
-        shape = list(self.target.shape)
-        inner = (*shape[:dim], self.n, shape[dim] // self.n, *shape[dim + 1 :])
-        self.target.view(inner).movedim(dim, 0).copy_(ordered)
+def _end_group(group: dist.ProcessGroup) -> None:
+    """Closes a group without the other ranks. Those of NCCL are aborted: closing them in order waits for what runs on the device."""
+    if dist.get_backend(group) == "nccl":
+        dist.distributed_c10d._abort_process_group(group)
+    else:
+        dist.destroy_process_group(group)
 
 
 def local_rank() -> int:
@@ -305,5 +333,5 @@ def local_rank() -> int:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+    lines = (error.message if isinstance(error, TopoError) else str(error)).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__
