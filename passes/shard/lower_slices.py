@@ -13,7 +13,7 @@ from topo_opt.passes.shard.propagate_shardings import shardable
 from topo_opt.sharding.annotate import read_mesh
 from topo_opt.sharding.collective import read
 from topo_opt.sharding.coordinate import coordinate_of
-from topo_opt.sharding.partition_ops import binary, first_of_part, generic
+from topo_opt.sharding.loop_bodies import binary, first_of_part, generic, loop_number
 from topo_opt.sharding.spec import Mesh
 
 
@@ -46,13 +46,7 @@ def _lower(op: ir.Operation, coordinate: ir.Value, mesh: Mesh) -> None:
     source = op.operands[0]
 
     def body(arguments: Sequence[ir.Value]) -> ir.Value:
-        i64, index = ir.IntegerType.get_signless(64), ir.IndexType.get()
-        places = [
-            ir.Operation.create(
-                "linalg.index", [index], attributes={"dim": ir.IntegerAttr.get(i64, d)}
-            ).results[0]
-            for d in range(kind.rank)
-        ]
+        places = [loop_number(d) for d in range(kind.rank)]
         first = first_of_part(coordinate, mesh, step.axes, kind.shape[step.dim])
         places[step.dim] = binary("arith.addi", places[step.dim], first)
         return ir.Operation.create("tensor.extract", [kind.element_type], [source, *places]).results[0]

@@ -59,20 +59,20 @@ def columns(module: ir.Module, mesh: str) -> str:
 
 
 def at_random(module: ir.Module, mesh: str, seed: int) -> str:
-    """Half of the arguments split over axes and along dimensions that are drawn."""
+    """Half of the arguments split over axes and along dimensions that are drawn, whether they divide or not."""
     rng, found = random.Random(seed), []
     for slot, shape in arguments(module):
         if rng.random() < 0.5:
             continue
         split: list[list[str]] = [[] for _ in shape]
-        left, axes = list(shape), list(sizes(mesh).items())
+        parts, axes = [1] * len(shape), list(sizes(mesh).items())
         rng.shuffle(axes)
         for axis, size in axes:
-            dims = [d for d in range(len(shape)) if left[d] % size == 0]
+            dims = [d for d in range(len(shape)) if shape[d] >= parts[d] * size]
             if dims and rng.random() < 0.8:
                 dim = rng.choice(dims)
                 split[dim].append(axis)
-                left[dim] //= size
+                parts[dim] *= size
         if any(split):
             found.append(f"{slot.name}=" + ",".join("+".join(axes) or "_" for axes in split))
     return ";".join(found)

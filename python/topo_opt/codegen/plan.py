@@ -167,7 +167,7 @@ class _VariantPlanner:
     def plan(self) -> rt.Variant:
         for a in self.graph.arguments:
             value = self.graph.values[a.value]
-            buffer = rt.Buffer(a.kind, value.dtype, value.shape, name=a.name, sharding=a.dims)  # type: ignore[arg-type]
+            buffer = rt.Buffer(a.kind, value.dtype, value.shape, name=a.name, sharding=a.dims, whole=a.whole)  # type: ignore[arg-type]
             self.of_storage[a.value] = self.new(buffer)
         for node in self.graph.load_nodes:
             self.kernel(node)
@@ -325,13 +325,16 @@ class _VariantPlanner:
     def tensor_leaf(self, name: str, value: int, mutated: set[str]) -> rt.InputLeaf:
         v = self.graph.values[value]
         buffer = self.of_storage[value]
-        dims = self.buffers[buffer].sharding
-        return rt.InputLeaf("tensor", name, v.dtype, v.shape, buffer, mutated=name in mutated, sharding=dims)
+        dims, whole = self.buffers[buffer].sharding, self.buffers[buffer].whole
+        return rt.InputLeaf(
+            "tensor", name, v.dtype, v.shape, buffer, mutated=name in mutated, sharding=dims, whole=whole
+        )
 
     def output_leaves(self) -> tuple[rt.OutputLeaf, ...]:
         results = [r for r in self.graph.results if r.kind == "output"]
         tensors = {
-            r.name: rt.OutputLeaf("tensor", self.buffer(r.value), r.dtype, sharding=r.dims) for r in results
+            r.name: rt.OutputLeaf("tensor", self.buffer(r.value), r.dtype, sharding=r.dims, whole=r.whole)
+            for r in results
         }
         records = self.request.outputs
         if records is None:

@@ -64,13 +64,14 @@ Dims = tuple[tuple[str, ...], ...]
 class Argument:
     """One function argument: `kind` is param, buffer, constant, input or coordinate; or prepared, for what a node makes at load time.
 
-    `dims`: over which axes of the mesh each dimension is split; None for what is whole.
+    `dims`: over which axes of the mesh each dimension is split; None for what is whole. `whole`: its shape before, where that does not divide.
     """
 
     kind: str
     name: str
     value: int
     dims: Dims | None = None
+    whole: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Result:
     dtype: str
     value: int
     dims: Dims | None = None
+    whole: tuple[int, ...] | None = None
 
 
 @dataclass
@@ -168,6 +170,7 @@ class _Reader:
                     attrs.get("topo.name", str(i)),
                     value.index,
                     attrs.get(_DIMS),
+                    attrs.get(_WHOLE),
                 )
             )
         for op in block.operations:
@@ -306,7 +309,7 @@ class _Reader:
             name = attrs.get("topo.name", str(outputs))
             outputs += kind == "output"
             dtype = attrs.get("topo.dtype", self.graph.values[number].dtype)
-            self.graph.results.append(Result(kind, name, dtype, number, attrs.get(_DIMS)))
+            self.graph.results.append(Result(kind, name, dtype, number, attrs.get(_DIMS), attrs.get(_WHOLE)))
 
 
 _HANDLERS = {
@@ -322,6 +325,7 @@ _HANDLERS = {
 
 
 _DIMS = "topo.sharding"
+_WHOLE = "topo.whole"
 
 
 def _attr_dicts(func: Any, name: str, count: int) -> list[dict[str, Any]]:
@@ -332,6 +336,8 @@ def _attr_dicts(func: Any, name: str, count: int) -> list[dict[str, Any]]:
         found: dict[str, Any] = {a.name: a.attr.value for a in attrs if hasattr(a.attr, "value")}
         if _DIMS in attrs:
             found[_DIMS] = tuple(tuple(axis.value for axis in axes) for axes in attrs[_DIMS])
+        if _WHOLE in attrs:
+            found[_WHOLE] = tuple(attrs[_WHOLE])
         out.append(found)
     return out
 

@@ -16,8 +16,8 @@ from topo_opt.reference.program import Program, Step, evaluates
 from topo_opt.runtime.dtypes import torch_dtype
 from topo_opt.sharding import collective
 from topo_opt.sharding.annotate import read_mesh
-from topo_opt.sharding.parts import groups, part, position
-from topo_opt.sharding.signature import Dims, slots
+from topo_opt.sharding.parts import global_shape, groups, part, position
+from topo_opt.sharding.signature import Dims, Slot, slots
 from topo_opt.sharding.spec import Combiner, Mesh
 
 _COMBINE: dict[Combiner, Callable[[Tensor, Tensor], Tensor]] = {
@@ -139,11 +139,11 @@ def run_ranks(module: ir.Module, symbol: str, inputs: Sequence[Tensor]) -> list[
                 for slot in line.dead:
                     held[slot] = None
         return [
-            _whole([held[s] for held in values], dims, attributes, mesh, position)  # type: ignore[misc]
-            for position, (s, dims, attributes) in enumerate(
+            _whole([held[s] for held in values], slot, attributes, mesh, position)  # type: ignore[misc]
+            for position, (s, slot, attributes) in enumerate(
                 zip(
                     function.returned,
-                    (slot.dims for slot in slots(func, "results")),
+                    slots(func, "results"),
                     result_attributes(func),
                     strict=True,
                 )
@@ -161,8 +161,7 @@ def _arguments(func: ir.Operation, inputs: Sequence[Tensor], mesh: Mesh, rank: i
             raise InputError(f"the function takes more than the {len(inputs)} tensors given")
         tensor = as_signless(remaining.pop(0).detach())
         if slot.dims is not None:
-            for dim, (first, count) in enumerate(part(slot.dims, tensor.shape, mesh, rank)):
-                tensor = tensor.narrow(dim, first, count)
+            tensor = _part(tensor, slot.dims, mesh, rank)
         found.append(tensor)
     if remaining:
         raise InputError(
@@ -171,19 +170,29 @@ def _arguments(func: ir.Operation, inputs: Sequence[Tensor], mesh: Mesh, rank: i
     return found
 
 
-def _whole(
-    given: list[Tensor], dims: Dims | None, attributes: dict[str, str], mesh: Mesh, position: int
-) -> Tensor:
+def _part(tensor: Tensor, dims: Dims, mesh: Mesh, rank: int) -> Tensor:
+    """What a device holds, zeros for padding included."""
+    room = [-(-size // mesh.size(axes)) for size, axes in zip(tensor.shape, dims, strict=True)]
+    for dim, (first, count) in enumerate(part(dims, tensor.shape, mesh, rank)):
+        tensor = tensor.narrow(dim, first, count)
+    if list(tensor.shape) == room:
+        return tensor
+    padded = tensor.new_zeros(room)
+    padded[tuple(slice(count) for count in tensor.shape)] = tensor
+    return padded
+
+
+def _whole(given: list[Tensor], slot: Slot, attributes: dict[str, str], mesh: Mesh, position: int) -> Tensor:
     local = given[0]
-    split = dims if dims is not None else ((),) * local.dim()
-    shape = [size * mesh.size(axes) for size, axes in zip(local.shape, split, strict=True)]
+    split = slot.dims if slot.dims is not None else ((),) * local.dim()
+    shape = global_shape(split, local.shape, mesh, slot.whole)
     whole = torch.empty(shape, dtype=local.dtype)
     written: dict[tuple[tuple[int, int], ...], int] = {}
     for rank, tensor in enumerate(given):
         box = part(split, shape, mesh, rank)
         target = whole
         for dim, (first, count) in enumerate(box):
-            target = target.narrow(dim, first, count)
+            target, tensor = target.narrow(dim, first, count), tensor.narrow(dim, 0, count)
         if box in written and not torch.equal(_bits(target), _bits(tensor)):
             raise InputError(f"ranks {written[box]} and {rank} have different copies of result {position}")
         written[box] = rank

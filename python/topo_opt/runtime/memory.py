@@ -21,6 +21,7 @@ from topo_opt.runtime.aten_program import AtenProgram
 from topo_opt.runtime.dtypes import name_of, torch_dtype
 from topo_opt.runtime.load_time import LoadTime
 from topo_opt.runtime.plan import ALIGNMENT, Buffer, Plan, Variant
+from topo_opt.runtime.rank_parts import padded
 from topo_opt.runtime.weights import Part
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def declared_tensors(plan: Plan, aten: Mapping[str, AtenProgram]) -> dict[str, D
                 if b.kind in NAMED and b.name is not None:
                     dims = b.sharding or ((),) * len(b.shape)
                     parts = [math.prod(sizes[axis] for axis in axes) for axes in dims]
-                    shape = tuple(size * count for size, count in zip(b.shape, parts, strict=True))
+                    shape = b.whole or tuple(size * count for size, count in zip(b.shape, parts, strict=True))
                     add(Declared(b.name, b.kind, b.dtype, shape, b.sharding))
     for program in aten.values() if not plan.mesh else ():
         for entry in program.inputs:
@@ -163,9 +164,13 @@ class Memory:
     def initial(self, name: str) -> torch.Tensor:
         """The value of `name` as the model was saved, or as it was made up from the random seed."""
         entry = self.declared[name]
-        part = None
         if self.ranks is not None and entry.dims is not None:
             part = Part(self.ranks.part(entry.dims, entry.shape), entry.shape)
+            return padded(self._initial(entry, part), self.ranks.room(entry.dims, entry.shape))
+        return self._initial(entry, None)
+
+    def _initial(self, entry: Declared, part: Part | None) -> torch.Tensor:
+        name = entry.name
         found = self.fetch(name, part)
         if found is None:
             if self.random_seed is None:

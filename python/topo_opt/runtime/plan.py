@@ -79,7 +79,8 @@ class Buffer:
     weights by a load step; those with one `name` are one. A "coordinate" buffer holds the place of this rank on the mesh,
     one number an axis.
 
-    `sharding`: over which axes of the mesh each dimension of the tensor is split of which `shape` is one part.
+    `sharding`: over which axes of the mesh each dimension of the tensor is split of which `shape` is one part; `whole`: the shape of that
+    tensor, where a dimension does not divide, so that the last parts have zeros at their end.
     """
 
     kind: Literal[
@@ -92,6 +93,7 @@ class Buffer:
     data: str | None = None
     splat: bool | int | float | str | None = None
     sharding: tuple[tuple[str, ...], ...] | None = None
+    whole: tuple[int, ...] | None = None
 
     @property
     def numel(self) -> int:
@@ -182,6 +184,8 @@ class InputLeaf:
     """The program writes a new value into the caller's tensor."""
     sharding: tuple[tuple[str, ...], ...] | None = None
     """`shape` is that of one part of the caller's tensor, which every rank gives whole."""
+    whole: tuple[int, ...] | None = None
+    """As of its buffer."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,8 @@ class OutputLeaf:
     value: Scalar | None = None
     sharding: tuple[tuple[str, ...], ...] | None = None
     """Every rank returns its part."""
+    whole: tuple[int, ...] | None = None
+    """The shape of the result that is split, where a dimension does not divide: the last parts are shorter."""
 
 
 @dataclass(frozen=True)

@@ -148,8 +148,10 @@ class _VariantCheck:
             self.check_input(f"{self.where}.inputs[{i}]", leaf)
         for i, out in enumerate(v.outputs):
             if out.kind == "tensor":
-                self.usable(f"{self.where}.outputs[{i}]", -1 if out.buffer is None else out.buffer)
-                _require(out.dtype in BY_TORCH, f"{self.where}.outputs[{i}].dtype is not known")
+                where = f"{self.where}.outputs[{i}]"
+                made = self.usable(where, -1 if out.buffer is None else out.buffer)
+                _require(out.dtype in BY_TORCH, f"{where}.dtype is not known")
+                self.check_parts(where, out.sharding, out.whole, made.shape)
 
     def check_buffer(self, where: str, b: Buffer) -> None:
         _require(b.dtype in BY_TORCH, f"{where}.dtype {b.dtype[:80]!r} is not known")
@@ -179,14 +181,33 @@ class _VariantCheck:
             _require(b.data is None and b.splat is None, f"{where}: only a constant has data")
 
     def check_sharding(self, where: str, b: Buffer) -> None:
-        if b.sharding is None:
+        if b.sharding is not None:
+            good = b.kind in ("param", "buffer", "constant", "input")
+            _require(good, f"{where}: a {b.kind} has no sharding")
+        self.check_parts(where, b.sharding, b.whole, b.shape)
+
+    def check_parts(
+        self,
+        where: str,
+        sharding: tuple[tuple[str, ...], ...] | None,
+        whole: tuple[int, ...] | None,
+        shape: tuple[int, ...],
+    ) -> None:
+        """A part of this shape, of the whole where that does not divide."""
+        if sharding is None:
+            _require(whole is None, f"{where}.whole is of something that is not split")
             return
-        used = [axis for axes in b.sharding for axis in axes]
+        used = [axis for axes in sharding for axis in axes]
         _require(
-            len(b.sharding) == len(b.shape) and len(set(used)) == len(used) and set(used) <= set(self.axes),
+            len(sharding) == len(shape) and len(set(used)) == len(used) and set(used) <= set(self.axes),
             f"{where}.sharding does not fit the shape or the mesh",
         )
-        _require(b.kind in ("param", "buffer", "constant", "input"), f"{where}: a {b.kind} has no sharding")
+        if whole is not None:
+            counts = [math.prod(self.axes[axis] for axis in axes) for axes in sharding]
+            fits = len(whole) == len(shape) and all(
+                size >= 0 and -(-size // count) == part for size, count, part in zip(whole, counts, shape)
+            )
+            _require(fits, f"{where}.shape {list(shape)} is no part of {list(whole)}")
 
     def usable(self, where: str, index: int) -> Buffer:
         _require(0 <= index < len(self.v.buffers), f"{where}: there is no buffer {index}")
@@ -317,6 +338,6 @@ class _VariantCheck:
             b = self.usable(where, leaf.buffer)
             good = b.kind == "input" and b.dtype == leaf.dtype and b.shape == leaf.shape
             _require(
-                good and b.sharding == leaf.sharding,
+                good and (b.sharding, b.whole) == (leaf.sharding, leaf.whole),
                 f"{where} and buffer {leaf.buffer} differ in kind, dtype, shape or sharding",
             )

@@ -32,6 +32,7 @@ from topo_opt.runtime.executor import Executor, InterpretExecutor, VariantStatus
 from topo_opt.runtime.launch_choice import LaunchMode
 from topo_opt.runtime.memory import Fetch, Memory, State, declared_tensors, mutated_names
 from topo_opt.runtime.plan import Function, Variant
+from topo_opt.runtime.rank_parts import given_parts, returned_parts
 from topo_opt.runtime.repeated_call import ArgumentOrder, KnownCall
 from topo_opt.runtime.steps import StepFailed, plain_tensors
 from topo_opt.runtime.variant_choice import differences, fits
@@ -164,9 +165,9 @@ class Program:
             variant = next((v for v in entry.variants if fits(self.whole_inputs(v), leaves)), None)
             if variant is None:
                 return self._fall_back(function, leaves, self._mismatch(function, leaves))
-            parts = self._parts(variant, leaves)
+            parts = given_parts(self.ranks, variant, leaves)
             try:
-                results = self.executor.run(variant, parts)
+                results = returned_parts(self.ranks, variant, self.executor.run(variant, parts))
             except StepFailed as error:
                 if self.ranks is not None:
                     raise self.ranks.call_failure(function, error.message) from error
@@ -176,7 +177,7 @@ class Program:
                         hint="program.state.reset() gives the state its initial values again",
                     ) from error
                 return self._fall_back(function, leaves, error.message)
-            split = any(leaf.sharding for leaf in variant.inputs)
+            split = any(leaf.sharding for leaf in variant.inputs) or any(v.whole for v in variant.outputs)
             if not mutated and not split and not any(leaf.mutated for leaf in variant.inputs):
                 again = self.executor.repeated(variant, own_results=not self._static_results)
                 if again is not None:
@@ -205,26 +206,16 @@ class Program:
             leaves = [
                 leaf
                 if leaf.sharding is None
-                else replace(leaf, shape=global_shape(leaf.sharding, leaf.shape or (), mesh))
+                else replace(leaf, shape=global_shape(leaf.sharding, leaf.shape or (), mesh, leaf.whole))
                 for leaf in variant.inputs
             ]
             self._whole_variants[key] = replace(variant, inputs=tuple(leaves))
         return self._whole_variants[key]
 
-    def _parts(self, variant: Variant, leaves: list[Any]) -> list[Any]:
-        """What this rank takes of the caller's tensors."""
-        ranks = self.ranks
-        if ranks is None:
-            return leaves
-        return [
-            value if leaf.sharding is None else ranks.cut(value, leaf.sharding)
-            for leaf, value in zip(variant.inputs, leaves, strict=True)
-        ]
-
     def whole_state(self, name: str) -> torch.Tensor:
         """A state buffer as one tensor: a copy, put together from all ranks, all of which must call this."""
-        value, dims = self.state[name].clone(), self.memory.declared[name].dims
-        return value if self.ranks is None else self.ranks.whole(value, dims)
+        value, declared = self.state[name].clone(), self.memory.declared[name]
+        return value if self.ranks is None else self.ranks.whole(value, declared.dims, declared.shape)
 
     def _refresh(self) -> None:
         """Follows weights that the caller has changed in place: what was made of them is made again."""

@@ -104,34 +104,30 @@ class Ranks:
         """(first, count) of what this rank holds along every dimension of a whole tensor."""
         return part(dims, shape, self.mesh, self.rank)
 
-    def cut(self, tensor: torch.Tensor, dims: Dims) -> torch.Tensor:
-        """The part of this rank, a view.
+    def room(self, dims: Dims, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of what every rank holds of a whole tensor, padding included."""
+        return tuple(-(-size // self.mesh.size(axes)) for size, axes in zip(shape, dims, strict=True))
 
-        Raises:
-            InputError: a dimension does not divide.
-        """
-        try:
-            box = self.part(dims, tensor.shape)
-        except ValueError as error:
-            raise InputError(f"a tensor of shape {list(tensor.shape)} cannot be split: {error}") from None
-        for dim, (first, count) in enumerate(box):
+    def cut(self, tensor: torch.Tensor, dims: Dims) -> torch.Tensor:
+        """The part of this rank, a view."""
+        for dim, (first, count) in enumerate(self.part(dims, tensor.shape)):
             tensor = tensor.narrow(dim, first, count)
         return tensor
 
-    def whole(self, tensor: torch.Tensor, dims: Dims | None) -> torch.Tensor:
-        """A tensor of which every rank holds a part, put together on every rank, through the control group."""
+    def whole(self, tensor: torch.Tensor, dims: Dims | None, shape: Sequence[int]) -> torch.Tensor:
+        """A tensor of this shape of which every rank holds a part, put together on every rank, through the control group."""
         if dims is None or not any(dims):
             return tensor
         parts: list[Any] = [None] * self.count
         self.agree(None, "putting a tensor together")
         self._guarded(lambda: dist.all_gather_object(parts, tensor.cpu(), group=self.control))
-        shape = [size * self.mesh.size(axes) for size, axes in zip(tensor.shape, dims, strict=True)]
-        found = torch.empty(shape, dtype=tensor.dtype)
+        found = torch.empty(tuple(shape), dtype=tensor.dtype)
         for rank, held in enumerate(parts):
+            box = part(dims, shape, self.mesh, rank)
             target = found
-            for dim, (first, count) in enumerate(part(dims, shape, self.mesh, rank)):
+            for dim, (first, count) in enumerate(box):
                 target = target.narrow(dim, first, count)
-            target.copy_(held)
+            target.copy_(cut(held, box))
         return found.to(tensor.device)
 
     def agree(self, error: TopoError | None, doing: str, report: str = "") -> dict[int, str]:

@@ -42,24 +42,27 @@ class Step:
     combiner: Combiner = "add"
 
 
-def steps(have: Sharding, want: Sharding) -> list[Step]:
+def steps(have: Sharding, want: Sharding, uneven: frozenset[int] = frozenset()) -> list[Step]:
     """How to get from one sharding to another. Terms that both have stay terms.
+
+    Dimensions that are `uneven` in either are split by all their axes at once, and put together from all of them: what a device has over
+    some of its axes is no part of what it has over fewer.
 
     Where terms are wanted of a tensor of which every device has a copy, the copy will do: who takes terms asks for the elements that it owns
     and for no others.
     """
     dims = [list(axes) for axes in have.dims]
-    found = _cut(dims, want, taken=have.partial)
-    found += _join(have, want, dims)
-    found += _cut(dims, want, taken=want.partial)
-    while moved := _move(dims, want):
+    found = _cut(dims, want, uneven, taken=have.partial)
+    found += _join(have, want, dims, uneven)
+    found += _cut(dims, want, uneven, taken=want.partial)
+    while moved := _move(dims, want, uneven):
         found.append(moved)
-    found += _cut(dims, want)
-    found += _gather(dims, want)
-    return found + _cut(dims, want)
+    found += _cut(dims, want, uneven)
+    found += _gather(dims, want, uneven)
+    return found + _cut(dims, want, uneven)
 
 
-def _join(have: Sharding, want: Sharding, dims: list[list[str]]) -> list[Step]:
+def _join(have: Sharding, want: Sharding, dims: list[list[str]], uneven: frozenset[int]) -> list[Step]:
     found: list[Step] = []
     waiting = [axis for axis in have.partial if axis not in want.partial]
     for dim, axes in enumerate(want.dims):
@@ -69,6 +72,8 @@ def _join(have: Sharding, want: Sharding, dims: list[list[str]]) -> list[Step]:
             if axis not in waiting:
                 break
             run.append(axis)
+        if dim in uneven and (start or len(run) < len(axes)):
+            continue
         if run and list(axes[:start]) == dims[dim]:
             found.append(Step("reduce_scatter", tuple(run), dim, combiner=have.combiner))
             dims[dim] += run
@@ -78,14 +83,18 @@ def _join(have: Sharding, want: Sharding, dims: list[list[str]]) -> list[Step]:
     return found
 
 
-def _move(dims: list[list[str]], want: Sharding) -> Step | None:
+def _move(dims: list[list[str]], want: Sharding, uneven: frozenset[int]) -> Step | None:
     """The inner axes of a dimension that are wanted next in another one, as many as there are."""
     for source, axes in enumerate(dims):
-        kept = _shared(axes, want.dims[source])
+        kept = _kept(source, axes, want.dims[source], uneven)
         for first in range(kept, len(axes)):
             run = axes[first:]
+            if source in uneven and first:
+                break
             for dim, wanted in enumerate(want.dims):
                 moved = [*dims[dim], *run]
+                if dim in uneven and (dims[dim] or moved != list(wanted)):
+                    continue
                 if dim != source and list(wanted[: len(moved)]) == moved:
                     dims[source], dims[dim] = axes[:first], moved
                     return Step("all_to_all", tuple(run), dim, source)
@@ -97,7 +106,13 @@ def _shared(axes: Sequence[str], wanted: Sequence[str]) -> int:
     return next((i for i, (a, b) in enumerate(zip(axes, wanted)) if a != b), min(len(axes), len(wanted)))
 
 
-def _cut(dims: list[list[str]], want: Sharding, taken: Axes = ()) -> list[Step]:
+def _kept(dim: int, axes: Sequence[str], wanted: Sequence[str], uneven: frozenset[int]) -> int:
+    """How many of its axes a dimension keeps."""
+    shared = _shared(axes, wanted)
+    return shared if dim not in uneven or len(axes) == len(wanted) == shared else 0
+
+
+def _cut(dims: list[list[str]], want: Sharding, uneven: frozenset[int], taken: Axes = ()) -> list[Step]:
     """Cuts by axes that no other dimension and none of `taken` has."""
     found = []
     for dim, wanted in enumerate(want.dims):
@@ -108,17 +123,19 @@ def _cut(dims: list[list[str]], want: Sharding, taken: Axes = ()) -> list[Step]:
             if axis in elsewhere:
                 break
             more.append(axis)
+        if dim in uneven and (here or len(more) < len(wanted)):
+            continue
         if more and list(wanted[: len(here)]) == here:
             found.append(Step("all_slice", tuple(more), dim))
             here += more
     return found
 
 
-def _gather(dims: list[list[str]], want: Sharding) -> list[Step]:
+def _gather(dims: list[list[str]], want: Sharding, uneven: frozenset[int]) -> list[Step]:
     found = []
     for dim, wanted in enumerate(want.dims):
         here = dims[dim]
-        kept = _shared(here, wanted)
+        kept = _kept(dim, here, wanted, uneven)
         if kept < len(here):
             found.append(Step("all_gather", tuple(here[kept:]), dim))
             del here[kept:]

@@ -278,6 +278,8 @@ def hoist_gathers(functions: Sequence[ir.Operation], mesh: Mesh, most_bytes: int
             for user in _users(argument):
                 step = read(user, mesh) if user.name == "shard.all_gather" else None
                 whole = step is not None and nbytes(user.results[0]) <= most_bytes
+                if step is not None and slot.whole is not None and not _is_cut(user, slot.whole, step.dim):
+                    whole = False
                 if step is None or not whole or steps.setdefault(slot.name, step) != step:
                     barred.add(slot.name)
     for name, places in found.items():
@@ -286,14 +288,33 @@ def hoist_gathers(functions: Sequence[ir.Operation], mesh: Mesh, most_bytes: int
                 _load_gathered(func, number, steps[name], mesh)
 
 
+def _is_cut(gather: ir.Operation, shape: Sequence[int], dim: int) -> bool:
+    """Whether all readers of a gather cut its padding off, where it has any."""
+    if ir.RankedTensorType(gather.results[0].type).shape[dim] == shape[dim]:
+        return True
+    return all(
+        user.name == "tensor.extract_slice"
+        and ir.RankedTensorType(user.results[0].type).shape[dim] == shape[dim]
+        for user in _users(gather.results[0])
+    )
+
+
 def _load_gathered(func: ir.Operation, number: int, step: Step, mesh: Mesh) -> None:
     argument = func.regions[0].blocks[0].arguments[number]
     kind = ir.RankedTensorType(argument.type)
     shape = list(kind.shape)
-    shape[step.dim] *= mesh.size(step.axes)
+    padded = shape[step.dim] = shape[step.dim] * mesh.size(step.axes)
+    whole = slots(func, "arguments")[number].whole
+    if whole is not None:
+        shape[step.dim] = whole[step.dim]
     argument.set_type(ir.RankedTensorType.get(shape, kind.element_type))
     for user in _users(argument):
-        _replace(user, argument)
+        if padded > shape[step.dim]:
+            for cut in _users(user.results[0]):  # what was cut to its size is loaded so
+                _replace(cut, argument)
+            user.erase()
+        else:
+            _replace(user, argument)
     old = ir.FunctionType(ir.TypeAttr(func.attributes["function_type"]).value)
     inputs = [a.type for a in func.regions[0].blocks[0].arguments]
     func.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(inputs, list(old.results)))
@@ -304,6 +325,8 @@ def _load_gathered(func: ir.Operation, number: int, step: Step, mesh: Mesh) -> N
     ]
     dims[step.dim] = dims[step.dim][: len(dims[step.dim]) - len(step.axes)]
     del entry["topo.sharding"]
+    if whole is not None and all(size % mesh.size(axes) == 0 for size, axes in zip(whole, dims, strict=True)):
+        del entry["topo.whole"]
     if any(dims):
         entry["topo.sharding"] = ir.ArrayAttr.get(
             [ir.ArrayAttr.get([ir.StringAttr.get(a) for a in axes]) for axes in dims]

@@ -10,7 +10,7 @@ from math import prod
 
 from topo_opt.errors import InputError
 from topo_opt.sharding.annotate import RETURN, Annotations
-from topo_opt.sharding.propagate import describe
+from topo_opt.sharding.propagate import check_fit, describe
 from topo_opt.sharding.signature import slots
 from topo_opt.sharding.spec import Mesh, Sharding
 from topo_opt.structured.graph import Graph
@@ -114,7 +114,7 @@ def annotate_names(
             names.add(name)
             for pattern in patterns:
                 if fnmatchcase(name, pattern.name):
-                    found.values[value] = _fitting(pattern, name, graph, value)
+                    found.values[value] = _fitting(pattern, name, graph, value, mesh)
                     matched.add(pattern)
         for position, (value, slot) in enumerate(
             zip(graph.returns, slots(graph.func, "results"), strict=True)
@@ -125,7 +125,7 @@ def annotate_names(
             names.add(name)
             for pattern in patterns:
                 if fnmatchcase(name, pattern.name):
-                    found.uses[RETURN, position] = _fitting(pattern, name, graph, value)
+                    found.uses[RETURN, position] = _fitting(pattern, name, graph, value, mesh)
                     matched.add(pattern)
     for pattern in patterns:
         if pattern not in matched:
@@ -136,13 +136,15 @@ def annotate_names(
             )
 
 
-def _fitting(pattern: Pattern, name: str, graph: Graph, value: int) -> Sharding:
+def _fitting(pattern: Pattern, name: str, graph: Graph, value: int, mesh: Mesh) -> Sharding:
     shape = graph.values[value].shape or ()
     if len(pattern.dims) != len(shape):
         raise InputError(
             f"'{pattern.text}' has {len(pattern.dims)} dimensions, '{name}' is of shape {list(shape)}"
         )
-    return Sharding(pattern.dims)
+    sharding = Sharding(pattern.dims)
+    check_fit(graph, value, sharding, mesh, f"'{name}'")
+    return sharding
 
 
 def keep_results_whole(graph: Graph, annotations: Annotations) -> None:

@@ -15,19 +15,21 @@ readers that take it otherwise into theirs, once for each sharding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch_mlir import ir
 
-from topo_opt.errors import InputError
 from topo_opt.sharding.annotate import RETURN, Annotations
 from topo_opt.sharding.collective import Step, emit, steps
 from topo_opt.sharding.coordinate import coordinate_entry, coordinate_type
+from topo_opt.sharding.loop_bodies import first_of_part
+from topo_opt.sharding.padding import cut_part, shortened, stretched, uneven_dims
 from topo_opt.sharding.partition_ops import LOCAL, Local
-from topo_opt.sharding.propagate import describe
 from topo_opt.sharding.rule import Rule
 from topo_opt.sharding.rule_assignment import Assignment, Axes, assign, axes_of, fault, result_sharding
 from topo_opt.sharding.rules import FREE_OPS, sharding_rules
+from topo_opt.sharding.signature import slots
 from topo_opt.sharding.spec import Mesh, Sharding
 from topo_opt.sharding.transport import ROUNDED_SUMS, Transport, narrow, widen
 from topo_opt.structured.graph import Graph, Node
@@ -40,10 +42,12 @@ def partition(graph: Graph, annotations: Annotations, mesh: Mesh, *, narrow_sums
         annotations: complete, as `propagate` gives them; a value that they leave out is whole.
         narrow_sums: form sums in the type to which their readers round them, see `transport`.
 
-    Raises:
-        InputError: a sharding that an op cannot be computed in, with the reason and the numbers.
     """
     _Partitioner(graph, annotations, mesh, narrow_sums=narrow_sums).run()
+
+
+_LOADED = ("param", "constant", "input")
+"""Arguments of which every device is given its part with zeros for padding. State has what the last call left there."""
 
 
 @dataclass
@@ -59,6 +63,8 @@ class _Partitioner:
     narrow_sums: bool = True
     narrowed: dict[int, ir.Value] = field(default_factory=dict)
     """Widened values by their hash -> what they were widened from."""
+    clean: set[int] = field(default_factory=set)
+    """Values by their hash whose padding is zero."""
 
     def run(self) -> None:
         graph = self.graph
@@ -81,7 +87,7 @@ class _Partitioner:
         new = ir.Operation.create("func.func", attributes=attributes, regions=1, ip=ir.InsertionPoint(old))
         self.function = new
         block = new.regions[0].blocks.append()
-        for value in self.graph.arguments:
+        for value, slot in zip(self.graph.arguments, slots(old, "arguments"), strict=True):
             sharding = self.annotations.values.get(value)
             handle = self.graph.handles[value]
             if sharding is None:
@@ -91,6 +97,8 @@ class _Partitioner:
             )
             self.lies[value] = sharding
             self.local[value, sharding] = argument
+            if slot.kind in _LOADED:
+                self.clean.add(hash(argument))
         self.coordinate = block.add_argument(coordinate_type(self.mesh), old.location)
         return block
 
@@ -100,9 +108,9 @@ class _Partitioner:
         arguments = _entries(old, "arg_attrs", len(self.graph.arguments))
         results = _entries(old, "res_attrs", len(returned))
         for entry, value in zip(arguments, self.graph.arguments, strict=True):
-            self._note(entry, self.lies[value])
+            self._note(entry, value, self.lies[value])
         for position, (entry, value) in enumerate(zip(results, self.graph.returns, strict=True)):
-            self._note(entry, self._use(RETURN, position, value))
+            self._note(entry, value, self._use(RETURN, position, value))
         assert self.coordinate is not None
         if any(True for _ in self.coordinate.uses):
             arguments.append(coordinate_entry())
@@ -115,8 +123,11 @@ class _Partitioner:
                 new.attributes[name] = ir.ArrayAttr.get([ir.DictAttr.get(e) for e in entries])
         old.erase()
 
-    def _note(self, entry: dict[str, ir.Attribute], sharding: Sharding) -> None:
-        """`topo.sharding`: the axes of every dimension, for whoever binds the argument."""
+    def _note(self, entry: dict[str, ir.Attribute], value: int, sharding: Sharding) -> None:
+        """`topo.sharding`: the axes of every dimension, for whoever binds the argument; `topo.whole`: its sizes where parts are padded."""
+        shape = self.graph.values[value].shape or ()
+        if uneven_dims(sharding, shape, self.mesh):
+            entry["topo.whole"] = ir.DenseI64ArrayAttr.get(list(shape))
         if not sharding.is_replicated:
             entry["topo.sharding"] = ir.ArrayAttr.get(
                 [ir.ArrayAttr.get([ir.StringAttr.get(a) for a in axes]) for axes in sharding.dims]
@@ -128,10 +139,7 @@ class _Partitioner:
         if info.shape is None:
             return self.graph.handles[value].type
         kind = ir.RankedTensorType(self.graph.handles[value].type)
-        try:
-            return ir.RankedTensorType.get(sharding.local_shape(info.shape, self.mesh), kind.element_type)
-        except ValueError as error:
-            raise InputError(f"{kind} cannot be split as {describe(sharding)}: {error}") from None
+        return ir.RankedTensorType.get(sharding.local_shape(info.shape, self.mesh), kind.element_type)
 
     def _use(self, node: int, operand: int, value: int) -> Sharding:
         """How a reader takes a value."""
@@ -162,18 +170,37 @@ class _Partitioner:
 
     def _convert(self, number: int, value: ir.Value, have: Sharding, want: Sharding) -> ir.Value:
         """A value in another sharding. What moves is narrowed where readers round it anyway."""
-        found = steps(have, want)
+        shape = self.graph.values[number].shape or ()
+        padded = uneven_dims(want, shape, self.mesh)
+        uneven = padded | uneven_dims(have, shape, self.mesh)
+        found = steps(have, want, uneven)
         element = self._moved_element(number, found)
-        if element is None:
-            for step in found:
-                value = emit(value, step, self.mesh)
-            return value
-        value = narrow(value, element)
+        moved = value if element is None else narrow(value, element)
         for step in found:
-            value = emit(value, step, self.mesh)
-        wide = widen(value, self.graph.values[number].element)
-        self.narrowed[hash(wide)] = value
-        return wide
+            moved = self._step(moved, step, shape, uneven)
+        if element is not None:
+            wide = widen(moved, self.graph.values[number].element)
+            self.narrowed[hash(wide)] = moved
+            moved = wide
+        if padded and padded <= {step.dim for step in found if step.kind == "all_slice"}:
+            self.clean.add(hash(moved))
+        return moved
+
+    def _step(self, value: ir.Value, step: Step, shape: Sequence[int], uneven: frozenset[int]) -> ir.Value:
+        """One collective; dimensions that do not divide are padded in front of it and cut to their size behind it."""
+        count = self.mesh.size(step.axes)
+        room = -(-shape[step.dim] // count) if step.kind not in ("all_reduce", "all_gather") else 0
+        if step.dim in uneven and room * count > shape[step.dim]:
+            if step.kind == "all_slice":
+                return cut_part(
+                    value, step.dim, room, lambda: first_of_part(self.coordinate, self.mesh, step.axes, room)
+                )
+            value = stretched(value, step.dim, room * count)
+        value = emit(value, step, self.mesh)
+        joined = {"all_gather": step.dim, "all_to_all": step.source}.get(step.kind)
+        if joined in uneven and ir.RankedTensorType(value.type).shape[joined] > shape[joined]:
+            value = shortened(value, joined, shape[joined])
+        return value
 
     def _moved_element(self, number: int, found: list[Step]) -> str | None:
         """The type in which a value goes through these steps, None for its own."""
@@ -253,7 +280,8 @@ class _Partitioner:
         made = list(copy.results)
         if assignment and node.name in LOCAL:
             assert self.coordinate is not None
-            place = Local(self.graph, node, rule, assignment, self.mesh, self.coordinate, copy)
+            clean = frozenset(p for p, operand in enumerate(operands) if hash(operand) in self.clean)
+            place = Local(self.graph, node, rule, assignment, self.mesh, self.coordinate, copy, clean)
             made = LOCAL[node.name](place)
         for value, sharding, handle in zip(node.results, results, made, strict=True):
             self._settle(value, sharding, handle)

@@ -11,10 +11,21 @@ from dataclasses import dataclass
 from torch_mlir import ir
 
 from topo_opt.passes.ingest.mask_bounds import affine
-from topo_opt.sharding.collective import position_terms
+from topo_opt.sharding.loop_bodies import (
+    binary,
+    compare,
+    constant,
+    first_of_part,
+    generic,
+    index_cast,
+    index_constant,
+    loop_number,
+    select,
+)
+from topo_opt.sharding.padding import all_inside, masked, neutral
 from topo_opt.sharding.rule import Rule
 from topo_opt.sharding.rule_assignment import Assignment, Axes
-from topo_opt.sharding.rule_nests import TableRead, lookup, table_reads
+from topo_opt.sharding.rule_nests import COMBINERS, TableRead, lookup, table_reads
 from topo_opt.sharding.rule_ops import ROW, row_offset
 from topo_opt.sharding.spec import Mesh
 from topo_opt.structured.access import kept_dims, slice_parameters
@@ -33,65 +44,46 @@ class Local:
     mesh: Mesh
     coordinate: ir.Value
     copy: ir.Operation
+    clean: frozenset[int] = frozenset()
+    """Operands whose padding is zero."""
 
     def size(self, factor: int) -> int:
-        """The local size of a factor."""
-        return self.rule.factors[factor].size // self.mesh.size(self.assignment.get(factor, ()))
+        """The local size of a factor, padding included."""
+        return -(-self.rule.factors[factor].size // self.mesh.size(self.assignment.get(factor, ())))
+
+    def has_padding(self, factor: int) -> bool:
+        """Whether the last devices have less of a factor than its local size."""
+        return self.rule.factors[factor].size % self.mesh.size(self.assignment.get(factor, ())) != 0
+
+    def first_of(self, factor: int) -> ir.Value:
+        """Where the part of this device of a factor that is split starts, an index; at the insertion point."""
+        return self.first(self.assignment[factor], self.size(factor))
 
     def first(self, axes: Axes, size: int) -> ir.Value:
         """Where the part of this device starts, an index; at the insertion point. `size` is that of one part."""
         return first_of_part(self.coordinate, self.mesh, axes, size)
 
 
-def first_of_part(coordinate: ir.Value, mesh: Mesh, axes: Axes, size: int) -> ir.Value:
-    """`size` times the position of the device in its group over `axes`, as an index, from the coordinates of the device."""
-    total: ir.Value | None = None
-    for place, step in position_terms(mesh, axes):
-        at = index_constant(place)
-        read = ir.Operation.create(
-            "tensor.extract", [ir.IntegerType.get_signless(64)], [coordinate, at]
-        ).results[0]
-        term = binary("arith.muli", index_cast(read), index_constant(step * size))
-        total = term if total is None else binary("arith.addi", total, term)
-    assert total is not None
-    return total
-
-
-def index_constant(number: int) -> ir.Value:
-    index = ir.IndexType.get()
-    attributes = {"value": ir.IntegerAttr.get(index, number)}
-    return ir.Operation.create("arith.constant", [index], attributes=attributes).results[0]
-
-
-def index_cast(value: ir.Value, to: ir.Type | None = None) -> ir.Value:
-    return ir.Operation.create("arith.index_cast", [to or ir.IndexType.get()], [value]).results[0]
-
-
-def binary(name: str, one: ir.Value, other: ir.Value) -> ir.Value:
-    return ir.Operation.create(name, [one.type], [one, other]).results[0]
-
-
-_PREDICATES = {"slt": 2, "sge": 5}
-
-
-def compare(predicate: str, one: ir.Value, other: ir.Value) -> ir.Value:
-    i64 = ir.IntegerType.get_signless(64)
-    attributes = {"predicate": ir.IntegerAttr.get(i64, _PREDICATES[predicate])}
-    return ir.Operation.create(
-        "arith.cmpi", [ir.IntegerType.get_signless(1)], [one, other], attributes
-    ).results[0]
-
-
-def select(condition: ir.Value, one: ir.Value, other: ir.Value) -> ir.Value:
-    return ir.Operation.create("arith.select", [one.type], [condition, one, other]).results[0]
-
-
 def _nest(place: Local) -> list[ir.Value]:
     """A body that asks which iteration it is in gets the number among all iterations; tables are read at local positions."""
     node, copy = place.node, place.copy
-    if not node.body & {"linalg.index", "tensor.extract"}:
-        return list(copy.results)
     block = copy.regions[0].blocks[0]
+    if node.body & {"linalg.index", "tensor.extract"}:
+        _number_locally(place, block)
+    loops = [loop for loop in range(len(node.domain)) if place.has_padding(loop)]
+    guarded = [op for view in block.operations if (op := view.operation).name in _GUARDED]
+    reduced = [loop for loop in loops if node.reduction[loop]]
+    if guarded:
+        inside = _inside(place, block, loops) if loops else None
+        for op in guarded if inside is not None else ():
+            _guard(op, inside)
+    if reduced:
+        _skip_padding(place, block, _inside(place, block, reduced))
+    return list(copy.results)
+
+
+def _number_locally(place: Local, block: ir.Block) -> None:
+    node = place.node
     reads = table_reads(place.graph, node)
     extracts = [v.operation for v in block.operations if v.operation.name == "tensor.extract"]
     _shift_indices(place, block)
@@ -100,7 +92,75 @@ def _nest(place: Local) -> list[ir.Value]:
     found = lookup(place.graph, node)
     if found is not None and len(node.domain) in place.assignment:
         _mask_lookup(place, extracts[0], found[1])
-    return list(copy.results)
+
+
+_GUARDED: dict[str, tuple[slice, int]] = {
+    "tensor.extract": (slice(1, None), 0),
+    "cf.assert": (slice(0, 1), 1),
+    **dict.fromkeys(
+        (
+            *(
+                f"arith.{op}"
+                for op in ("divsi", "divui", "floordivsi", "ceildivsi", "ceildivui", "remsi", "remui")
+            ),
+            "math.ipowi",
+        ),
+        (slice(1, 2), 1),
+    ),
+}
+"""What may not be computed from anything: operands that get a number which is always right, and that number."""
+
+
+def _inside(place: Local, block: ir.Block, loops: Sequence[int]) -> ir.Value:
+    """At the beginning of a body: whether the iteration is none of padding."""
+    with ir.InsertionPoint.at_block_begin(block), place.copy.location:
+        return all_inside([(loop, place.first_of(loop), place.rule.factors[loop].size) for loop in loops])
+
+
+def _guard(op: ir.Operation, inside: ir.Value) -> None:
+    positions, number = _GUARDED[op.name]
+    with ir.InsertionPoint(op), op.location:
+        for position in range(len(op.operands))[positions]:
+            operand = op.operands[position]
+            op.operands[position] = select(inside, operand, constant(operand.type, number))
+
+
+def _skip_padding(place: Local, block: ir.Block, inside: ir.Value) -> None:
+    """Every accumulator is combined with what changes nothing where the iteration is one of padding."""
+    arguments, terminator = list(block.arguments), list(block.operations)[-1].operation
+    for accumulator, yielded in zip(arguments[place.node.inputs :], terminator.operands, strict=True):
+        op = yielded.owner.operation
+        combined = COMBINERS[op.name]
+        with ir.InsertionPoint(op), op.location:
+            for position, operand in enumerate(op.operands):
+                if operand != accumulator:
+                    nothing = neutral(operand.type, combined)
+                    op.operands[position] = select(inside, operand, nothing)
+
+
+def _contract(place: Local) -> list[ir.Value]:
+    """Padding of what is added up is zero in both factors, as anything times zero need not be zero."""
+    inner = [
+        f
+        for f, factor in enumerate(place.rule.factors)
+        if factor.kind == "reduction" and place.has_padding(f)
+    ]
+    _clear_padding(place, inner, range(2))
+    return list(place.copy.results)
+
+
+def _clear_padding(place: Local, factors: Sequence[int], operands: Sequence[int]) -> None:
+    """Gives the op zeros where these factors have padding."""
+    for position in operands:
+        dims = {
+            d: f for d, carried in enumerate(place.rule.operands[position]) for f in carried if f in factors
+        }
+        if not dims or position in place.clean:
+            continue
+        with ir.InsertionPoint(place.copy), place.copy.location:
+            # The coordinates are read in the body.
+            bounds = {d: (f, place.rule.factors[f].size) for d, f in dims.items()}
+            place.copy.operands[position] = masked(place.copy.operands[position], bounds, place.first_of)
 
 
 def _shift_indices(place: Local, block: ir.Block) -> None:
@@ -125,11 +185,7 @@ def _read_locally(place: Local, block: ir.Block, read: TableRead, extract: ir.Op
         if loop is None or carried != (loop,) or loop not in place.assignment:
             continue
         with ir.InsertionPoint(extract), extract.location:
-            i64 = ir.IntegerType.get_signless(64)
-            number = ir.Operation.create(
-                "linalg.index", [ir.IndexType.get()], attributes={"dim": ir.IntegerAttr.get(i64, loop)}
-            ).results[0]
-        extract.operands[1 + position] = number
+            extract.operands[1 + position] = loop_number(loop)
 
 
 def _mask_lookup(place: Local, extract: ir.Operation, dim: int) -> None:
@@ -144,16 +200,9 @@ def _mask_lookup(place: Local, extract: ir.Operation, dim: int) -> None:
         extract.operands[1 + dim] = select(inside, here, zero)
     element = extract.results[0]
     with ir.InsertionPoint.after(extract), extract.location:
-        nothing = ir.Operation.create(
-            "arith.constant", [element.type], attributes={"value": zero_of(element.type)}
-        ).results[0]
+        nothing = constant(element.type, 0)
         chosen = ir.Operation.create("arith.select", [element.type], [inside, element, nothing])
     element.replace_all_uses_except(chosen.results[0], [chosen])
-
-
-def zero_of(kind: ir.Type) -> ir.Attribute:
-    """The number zero of a scalar type."""
-    return ir.FloatAttr.get(kind, 0.0) if isinstance(kind, ir.FloatType) else ir.IntegerAttr.get(kind, 0)
 
 
 def _shape_of(place: Local) -> list[int]:
@@ -185,7 +234,10 @@ def _slice(place: Local) -> list[ir.Value]:
 
 def _grouped_product(place: Local) -> list[ir.Value]:
     """Experts of other devices are none of ours; their rows are zero."""
-    _, _, _, experts = range(4)
+    rows, inner, _, experts = range(4)
+    # Matrices are looked up by number, so that padding has that of one which exists.
+    _clear_padding(place, [f for f in (rows,) if place.has_padding(f)], [2])
+    _clear_padding(place, [f for f in (inner,) if place.has_padding(f)], [0, 1])
     axes = place.assignment.get(experts)
     if not axes:
         return list(place.copy.results)
@@ -219,42 +271,11 @@ def _rows_of_ours(product: ir.Value, group: ir.Value, count: int) -> ir.Value:
             compare("sge", number, index_constant(0)),
             compare("slt", number, index_constant(count)),
         )
-        nothing = ir.Operation.create(
-            "arith.constant", [kind.element_type], attributes={"value": zero_of(kind.element_type)}
-        ).results[0]
-        return select(inside, arguments[0], nothing)
+        return select(inside, arguments[0], constant(kind.element_type, 0))
 
     whole = ir.AffineMap.get_identity(2)
     row = ir.AffineMap.get(2, 0, [ir.AffineDimExpr.get(0)])
     return generic([product, group], [whole, row], whole, kind, body)
-
-
-def generic(
-    inputs: Sequence[ir.Value],
-    maps: Sequence[ir.AffineMap],
-    output: ir.AffineMap,
-    kind: ir.RankedTensorType,
-    body: Callable[[Sequence[ir.Value]], ir.Value],
-) -> ir.Value:
-    """A parallel loop nest over the elements of its result, at the insertion point."""
-    empty = ir.Operation.create("tensor.empty", [kind]).results[0]
-    parallel = ir.Attribute.parse("#linalg.iterator_type<parallel>")
-    op = ir.Operation.create(
-        "linalg.generic",
-        [kind],
-        [*inputs, empty],
-        {
-            "indexing_maps": ir.ArrayAttr.get([ir.AffineMapAttr.get(m) for m in (*maps, output)]),
-            "iterator_types": ir.ArrayAttr.get([parallel] * output.n_dims),
-            "operandSegmentSizes": ir.DenseI32ArrayAttr.get([len(inputs), 1]),
-        },
-        regions=1,
-    )
-    elements = [ir.RankedTensorType(v.type).element_type for v in (*inputs, empty)]
-    block = op.regions[0].blocks.append(*elements, arg_locs=[op.location] * len(elements))
-    with ir.InsertionPoint(block):
-        ir.Operation.create("linalg.yield", operands=[body(list(block.arguments)[: len(inputs)])])
-    return op.results[0]
 
 
 def _attention(place: Local) -> list[ir.Value]:
@@ -307,6 +328,7 @@ def _bounds_from_positions(attributes: dict[str, ir.Attribute]) -> dict[str, ir.
 
 
 LOCAL: dict[str, Callable[[Local], list[ir.Value]]] = {
+    "linalg.contract": _contract,
     "linalg.generic": _nest,
     "tensor.expand_shape": _expand,
     "tensor.extract_slice": _slice,

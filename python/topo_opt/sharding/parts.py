@@ -23,21 +23,25 @@ def position(mesh: Mesh, axes: Sequence[str], rank: int) -> int:
 def part(dims: Dims, shape: Sequence[int], mesh: Mesh, rank: int) -> tuple[tuple[int, int], ...]:
     """(first, count) along every dimension of a tensor of this global shape: what device `rank` holds.
 
+    Of n elements in p parts every device has room for ceil(n / p); the last ones hold fewer, or none.
+
     Raises:
-        ValueError: a dimension is not a multiple of its number of parts, or another number of dimensions.
+        ValueError: another number of dimensions.
     """
     found = []
     for axes, size in zip(dims, shape, strict=True):
-        parts = mesh.size(axes)
-        if size % parts:
-            raise ValueError(f"{size} does not divide into {parts} parts ({'x'.join(axes)})")
-        count = size // parts
-        found.append((position(mesh, axes, rank) * count, count))
+        room = -(-size // mesh.size(axes))
+        first = min(position(mesh, axes, rank) * room, size)
+        found.append((first, min(room, size - first)))
     return tuple(found)
 
 
-def global_shape(dims: Dims, local: Sequence[int], mesh: Mesh) -> tuple[int, ...]:
-    """The shape of the tensor of which `local` is the shape of one part."""
+def global_shape(
+    dims: Dims, local: Sequence[int], mesh: Mesh, whole: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """The shape of the tensor of which `local` is the shape of one part: `whole` where that does not divide."""
+    if whole is not None:
+        return tuple(whole)
     return tuple(size * mesh.size(axes) for axes, size in zip(dims, local, strict=True))
 
 

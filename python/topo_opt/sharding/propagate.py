@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 from topo_opt.errors import InputError
@@ -88,14 +89,14 @@ def _prepared(graph: Graph, given: Annotations, mesh: Mesh) -> _Function:
         if node.name in FREE_OPS:
             function.free.update(node.results)
     for value, sharding in given.values.items():
-        _check_fit(graph, value, sharding, mesh)
+        check_fit(graph, value, sharding, mesh)
         if sharding.partial:
             function.terms[value] = sharding
         function.dims[value] = sharding.dims
         function.fixed.add(value)
     for (reader, operand), sharding in given.uses.items():
         value = graph.returns[operand] if reader == RETURN else graph.nodes[reader].operands[operand]
-        _check_fit(graph, value, sharding, mesh)
+        check_fit(graph, value, sharding, mesh)
     _bind_arguments(function)
     return function
 
@@ -123,21 +124,41 @@ def _bind_arguments(function: _Function) -> None:
             function.returns[position] = Sharding.replicated(len(graph.values[value].shape or ()))
 
 
-def _check_fit(graph: Graph, value: int, sharding: Sharding, mesh: Mesh) -> None:
+def check_fit(graph: Graph, value: int, sharding: Sharding, mesh: Mesh, name: str = "") -> None:
+    """Whether a tensor, `name` where it has one, can be split so.
+
+    Raises:
+        ShardingFault: another number of dimensions, or one with fewer elements than there are devices to split it over.
+    """
     shape = graph.values[value].shape
     if shape is None or len(sharding.dims) != len(shape):
         raise ShardingFault(
             f"a sharding of {len(sharding.dims)} dimensions stands at a value of type {graph.handles[value].type}",
             location=_location(graph, value),
         )
-    try:
-        sharding.local_shape(shape, mesh)
-    except ValueError as error:
-        raise ShardingFault(
-            f"{graph.handles[value].type} cannot be split as {describe(sharding)}: {error}",
-            location=_location(graph, value),
-            hint=f"the mesh is {', '.join(f'{a}={n}' for a, n in mesh.axes)}; choose axes whose sizes divide the dimension",
-        ) from None
+    for dim, axes in enumerate(sharding.dims):
+        if shape[dim] < mesh.size(axes) > 1:
+            raise ShardingFault(
+                f"{name or graph.handles[value].type} cannot be split as {describe(sharding)}: dimension {dim} of {list(shape)} has fewer "
+                f"elements than {'x'.join(axes)} has devices ({mesh.size(axes)})",
+                location=_location(graph, value),
+                hint=_fewer(shape[dim], mesh),
+            )
+
+
+def _fewer(size: int, mesh: Mesh) -> str:
+    """Over what a dimension of this size can be split on a mesh."""
+    fitting = [
+        axes
+        for count in range(1, len(mesh.axes) + 1)
+        for axes in combinations([a for a, _ in mesh.axes], count)
+        if 1 < mesh.size(axes) <= size
+    ]
+    text = ", ".join(f"{a}={n}" for a, n in mesh.axes)
+    if not fitting:
+        return f"no axis of the mesh ({text}) has at most {size} devices: leave the dimension whole"
+    nearest = max(fitting, key=mesh.size)
+    return f"the mesh is {text}; over {'+'.join(nearest)} ({mesh.size(nearest)} devices) it can be split"
 
 
 class ShardingFault(InputError):

@@ -1,6 +1,7 @@
 """Assignments: which mesh axes split which factors of an op, and what that makes of its tensors.
 
-`{factor: (axis, ...)}`, the major axis first; factors that are whole are not listed.
+`{factor: (axis, ...)}`, the major axis first; factors that are whole are not listed. A factor that does not divide may be split where it is
+all of every dimension that carries it: parts of a dimension that was merged from several would not be whole numbers of it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def fault(rule: Rule, assignment: Assignment, mesh: Mesh) -> str | None:
             return (
                 f"a loop of size {factor.size} may not be split, {'x'.join(axes)} would split it in {parts}"
             )
-        if factor.size % parts:
+        if factor.size % parts and not _may_pad(rule, f, parts):
             return f"{factor.size} does not divide into {parts} parts ({'x'.join(axes)})"
     combiners = {rule.factors[f].combiner for f in assignment if rule.factors[f].kind == "reduction"}
     if len(combiners) > 1:
@@ -54,6 +55,12 @@ def fault(rule: Rule, assignment: Assignment, mesh: Mesh) -> str | None:
             if sentence := _gap(rule, carried, assignment, mesh):
                 return sentence
     return None
+
+
+def _may_pad(rule: Rule, factor: int, parts: int) -> bool:
+    """Whether a factor may be split into parts of unequal size."""
+    carrying = [c for dims in (*rule.operands, *rule.results) for c in dims if factor in c]
+    return rule.factors[factor].size >= parts and all(len(carried) == 1 for carried in carrying)
 
 
 def _gap(rule: Rule, carried: Sequence[int], assignment: Assignment, mesh: Mesh) -> str | None:
@@ -68,6 +75,9 @@ def factor_axes(rule: Rule, carried: Sequence[int], axes: Axes, mesh: Mesh) -> d
     """The factors that a dimension split over `axes` splits; as many of the axes as can be given to factors."""
     found: dict[int, Axes] = {}
     rest = list(axes)
+    if len(carried) == 1 and axes and rule.factors[carried[0]].size % mesh.size(axes):
+        # All or nothing: parts of unequal size are no parts of larger ones.
+        return {carried[0]: tuple(axes)} if _may_pad(rule, carried[0], mesh.size(axes)) else {}
     for f in carried:
         taken: list[str] = []
         while rest and rule.factors[f].size % mesh.size([*taken, rest[0]]) == 0:

@@ -1,4 +1,4 @@
-"""What a function says of its arguments and results: `topo.kind`, `topo.name`, `topo.dtype`, and `topo.sharding`."""
+"""What a function says of its arguments and results: `topo.kind`, `topo.name`, `topo.dtype`, `topo.sharding`, `topo.whole`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ Dims = tuple[tuple[str, ...], ...]
 
 @dataclass(frozen=True)
 class Slot:
-    """One argument or result, as far as it is described. `dims`: the axes of every dimension; None when it is whole."""
+    """One argument or result, as far as it is described. `dims`: the axes of every dimension; None when it is whole.
+
+    `whole`: the shape of the tensor of which this is a part, where parts have padding.
+    """
 
     kind: str | None = None
     name: str | None = None
     dims: Dims | None = None
+    whole: tuple[int, ...] | None = None
 
 
 def slots(func: ir.Operation, which: Literal["arguments", "results"]) -> list[Slot]:
@@ -39,4 +43,5 @@ def _slot(entry: ir.DictAttr) -> Slot:
             tuple(ir.StringAttr(axis).value for axis in ir.ArrayAttr(axes))
             for axes in ir.ArrayAttr(entry["topo.sharding"])
         )
-    return Slot(texts.get("kind"), texts.get("name"), dims)
+    whole = tuple(ir.DenseI64ArrayAttr(entry["topo.whole"])) if "topo.whole" in entry else None
+    return Slot(texts.get("kind"), texts.get("name"), dims, whole)

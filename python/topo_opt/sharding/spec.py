@@ -81,16 +81,8 @@ class Sharding:
         return not self.partial and not any(self.dims)
 
     def local_shape(self, shape: Sequence[int], mesh: Mesh) -> tuple[int, ...]:
-        """The shape of one device's part.
-
-        Raises:
-            ValueError: a dimension is not a multiple of its number of parts.
-        """
-        parts = [mesh.size(axes) for axes in self.dims]
-        for i, (size, count) in enumerate(zip(shape, parts, strict=True)):
-            if size % count:
-                raise ValueError(f"dimension {i} of {list(shape)} does not divide into {count} parts")
-        return tuple(size // count for size, count in zip(shape, parts, strict=True))
+        """The shape of one device's part: n elements in p parts are ceil(n / p), of which the last devices have fewer, and padding."""
+        return tuple(-(-size // mesh.size(axes)) for size, axes in zip(shape, self.dims, strict=True))
 
 
 @dataclass(frozen=True)

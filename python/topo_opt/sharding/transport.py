@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from torch_mlir import ir
 
+from topo_opt.sharding.loop_bodies import generic
 from topo_opt.sharding.spec import Combiner
 from topo_opt.structured.graph import Graph, Node
 
@@ -89,8 +90,6 @@ def narrow(value: ir.Value, element: str) -> ir.Value:
 
 def widen(value: ir.Value, element: str) -> ir.Value:
     """A loop nest that widens every element, at the insertion point."""
-    from topo_opt.sharding.partition_ops import generic
-
     kind = _like(value, element)
     identity = ir.AffineMap.get_identity(kind.rank)
 

@@ -176,3 +176,18 @@ func.func @gathers(%w: tensor<2x4xf32> {topo.kind = "param", topo.name = "w", to
 func.func @reads(%w: tensor<2x4xf32> {topo.kind = "param", topo.name = "w", topo.sharding = [["model"], []]}) -> tensor<2x4xf32> {
   return %w : tensor<2x4xf32>
 }
+
+// -----
+
+// A weight that nobody reads in parts is loaded whole, without the padding of its parts.
+
+// CHECK-LABEL: func.func @padded_weight(
+// CHECK-SAME:    %[[W:.*]]: tensor<3x2xf32> {topo.kind = "param", topo.name = "w"})
+// CHECK-NEXT:    return %[[W]]
+shard.grid @mesh(shape = 2) {topo.axes = ["x"]}
+func.func @padded_weight(%w: tensor<2x2xf32> {topo.kind = "param", topo.name = "w", topo.sharding = [["x"], []], topo.whole = array<i64: 3, 2>})
+    -> tensor<3x2xf32> {
+  %g = shard.all_gather %w on @mesh grid_axes = [0] gather_axis = 0 : tensor<2x2xf32> -> tensor<4x2xf32>
+  %s = tensor.extract_slice %g[0, 0] [3, 2] [1, 1] : tensor<4x2xf32> to tensor<3x2xf32>
+  return %s : tensor<3x2xf32>
+}
