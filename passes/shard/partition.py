@@ -34,6 +34,21 @@ class Partition(Pass):
             for func in shardable(module.operation):
                 graph, annotations = lift(func, mesh)
                 partition(graph, annotations, mesh, narrow_sums=self.sums == "narrow")
+            _drop_unused(module.operation)
         except InputError as error:
             location = getattr(error, "location", module.operation.location)
             raise PassFailure(error.message, hint=error.hint, location=location) from error
+
+
+def _drop_unused(module: Any) -> None:
+    """Removes declarations of ATen ops on whole tensors where all calls are on parts."""
+    called = {
+        view.operation.attributes["callee"].value
+        for func in shardable(module)
+        for view in func.regions[0].blocks[0].operations
+        if view.operation.name == "func.call"
+    }
+    for view in list(module.regions[0].blocks[0].operations):
+        op = view.operation
+        if "topo.aten" in op.attributes and op.attributes["sym_name"].value not in called:
+            op.erase()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,43 @@ def test_reductions_skip_padding(op: str, kind: str, start: str) -> None:
     run("builtin.module(topo-propagate-shardings,topo-partition)", ranks)
     assert "shard.all_reduce" in str(ranks)
     check_equal(ranks, [x], reference.run(plain, "main", [x]))
+
+
+class Images(nn.Module):
+    """Convolutions, which are calls of ATen, of three images; a sort of what they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(3, 6, 3, stride=2), nn.ConvTranspose2d(6, 5, 3, stride=2)
+        self.norm, self.head = nn.GroupNorm(2, 6), nn.Linear(5, 7)
+
+    def forward(self, images):
+        x = torch.relu(self.norm(self.down(images)))
+        return torch.sort(self.head(self.up(x).mean((2, 3))), dim=1).values
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shard", "gathers"),
+    [
+        ("x=2", "images=x,_,_,_", 1),
+        ("x=3", "images=x,_,_,_", 1),
+        ("x=2,y=4", "images=x,_,_,_;down.weight=y,_,_,_", None),
+        ("x=4", "up.weight=_,x,_,_", None),
+    ],
+)
+def test_convolutions_of_some_images_and_channels(mesh: str, shard: str, gathers: int | None) -> None:
+    """Three images over two devices are two and one: everything up to the result is computed of a device's own."""
+    torch.manual_seed(0)
+    module, images = Images().eval().requires_grad_(False), torch.randn(3, 3, 9, 9)
+    program = lowered(torch.export.export(module, (images,), strict=False))
+    arguments = reference.bind_inputs(program, "main", dict(module.state_dict()), [images])
+    ranks = partitioned(program, mesh, shard, ("cse", "topo-simplify-collectives", "topo-lower-slices"))
+    text = str(ranks)
+    assert re.search(r"call @aten\.\d+\.part0", text)
+    if gathers is not None:
+        assert not re.search(r"@aten\.\d+\(", text), "nothing is called for all images"
+        assert text.count("= shard.all_gather") == gathers and "shard.all_reduce" not in text
+    check_equal(ranks, arguments, reference.run(program, "main", arguments))
 
 
 def test_fewer_elements_than_devices_are_refused(tmp_path: Path) -> None:

@@ -161,7 +161,62 @@ def test_attention(bound: str, kind: str) -> None:
     assert rule.factors[3].kind == kind
 
 
-def test_what_is_left_to_aten_is_whole() -> None:
+CALL = """module {{ func.func @main({arguments}) -> {result} {{
+  %y = call @aten.0({names}) : ({operands}) -> {result}
+  return %y : {result}
+}}
+func.func private @aten.0({operands}) -> {result} attributes {{topo.aten = "aten.{op}.default", topo.call = "{{\\22args\\22: [{args}], \\22kwargs\\22: {{}}}}"}} }}"""
+
+
+def call_rule(op: str, args: str, operands: list[str], result: str) -> Rule:
+    """The rule of a call left to ATen; `#i` in `args` is operand i."""
+    for i in range(len(operands)):
+        args = args.replace(f"#{i}", f"{{\\22operand\\22: {i}}}")
+    text = CALL.format(
+        op=op,
+        args=args,
+        arguments=", ".join(f"%x{i}: {kind}" for i, kind in enumerate(operands)),
+        names=", ".join(f"%x{i}" for i in range(len(operands))),
+        operands=", ".join(operands),
+        result=result,
+    )
+    return rule_of("func.call", text)
+
+
+IMAGE, MADE = "tensor<3x8x9x9xf32>", "tensor<3x6x9x9xf32>"
+INNER = ((), ())
+
+
+def test_convolution_has_images_and_channels() -> None:
+    """Images, and channels of the result: the first dimension of the weight, of transposed convolutions the second."""
+    args = "#0, #1, #2, [1, 1], [1, 1], [1, 1], {}, [0, 0], 1"
+    bias = "tensor<6xf32>"
+    rule = call_rule("convolution", args.format("false"), [IMAGE, "tensor<6x8x3x3xf32>", bias], MADE)
+    assert [(f.size, f.kind) for f in rule.factors] == [(3, "parallel"), (6, "parallel")]
+    assert rule.operands == (((0,), (), *INNER), ((1,), (), *INNER), ((1,),))
+    assert rule.results == (((0,), (1,), *INNER),)
+    rule = call_rule("convolution", args.format("true"), [IMAGE, "tensor<8x6x3x3xf32>", bias], MADE)
+    assert rule.operands[1] == ((), (1,), *INNER)
+
+
+def test_convolution_in_groups_has_images_only() -> None:
+    args = "#0, #1, null, [1, 1], [1, 1], [1, 1], false, [0, 0], 2"
+    rule = call_rule("convolution", args, [IMAGE, "tensor<6x4x3x3xf32>"], MADE)
+    assert kinds(rule) == ["parallel", "replicated"]
+    assert rule.operands == (((0,), (), *INNER), ((), (), *INNER))
+
+
+@pytest.mark.parametrize(("axis", "dims"), [("0", ((), (0,), (1,))), ("-1, true", ((0,), (1,), ()))])
+def test_sort_keeps_what_it_sorts_together(axis: str, dims: tuple[tuple[int, ...], ...]) -> None:
+    rule = call_rule("argsort", f"#0, {axis}", ["tensor<4x5x6xf32>"], "tensor<4x5x6xi64>")
+    assert rule.operands == (dims,) and rule.results == (dims,)
+
+
+def test_other_calls_are_whole() -> None:
+    assert call_rule("linalg_inv", "#0", [IMAGE], IMAGE).factors == ()
+
+
+def test_a_call_of_which_nothing_is_known_is_whole() -> None:
     text = """module { func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
       %y = call @aten.0(%x) : (tensor<4xf32>) -> tensor<4xf32>
       return %y : tensor<4xf32>

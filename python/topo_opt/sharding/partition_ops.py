@@ -25,6 +25,7 @@ from topo_opt.sharding.loop_bodies import (
 from topo_opt.sharding.padding import all_inside, masked, neutral
 from topo_opt.sharding.rule import Rule
 from topo_opt.sharding.rule_assignment import Assignment, Axes
+from topo_opt.sharding.rule_aten import declaration
 from topo_opt.sharding.rule_nests import COMBINERS, TableRead, lookup, table_reads
 from topo_opt.sharding.rule_ops import ROW, row_offset
 from topo_opt.sharding.spec import Mesh
@@ -327,7 +328,32 @@ def _bounds_from_positions(attributes: dict[str, ir.Attribute]) -> dict[str, ir.
     return found
 
 
+def _call(place: Local) -> list[ir.Value]:
+    """A declaration of the op on parts."""
+    copy = place.copy
+    callee = declaration(place.graph.func, place.node.op)
+    kind = ir.FunctionType.get([v.type for v in copy.operands], [v.type for v in copy.results])
+    copy.attributes["callee"] = ir.FlatSymbolRefAttr.get(_declared_as(callee, kind))
+    return list(copy.results)
+
+
+def _declared_as(callee: ir.Operation, kind: ir.FunctionType) -> str:
+    """The symbol of a declaration like `callee` of this type, which is made where there is none yet."""
+    name = ir.StringAttr(callee.attributes["sym_name"]).value
+    symbols = ir.SymbolTable(callee.parent.operation)
+    number = 0
+    while (symbol := f"{name}.part{number}") in symbols:
+        if ir.TypeAttr(symbols[symbol].operation.attributes["function_type"]).value == kind:
+            return symbol
+        number += 1
+    made = callee.clone(ip=ir.InsertionPoint(callee)).operation
+    made.attributes["sym_name"] = ir.StringAttr.get(symbol)
+    made.attributes["function_type"] = ir.TypeAttr.get(kind)
+    return symbol
+
+
 LOCAL: dict[str, Callable[[Local], list[ir.Value]]] = {
+    "func.call": _call,
     "linalg.contract": _contract,
     "linalg.generic": _nest,
     "tensor.expand_shape": _expand,

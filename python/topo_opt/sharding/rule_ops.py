@@ -8,6 +8,7 @@ from typing import Literal
 from torch_mlir import ir
 
 from topo_opt.sharding.rule import DimFactors, Factor, Rule
+from topo_opt.sharding.rule_aten import aten_rule
 from topo_opt.structured.access import kept_dims, reassociation, slice_parameters
 from topo_opt.structured.graph import Graph, Node, evaluate
 from topo_opt.structured.index import symbol
@@ -235,6 +236,7 @@ def _scatter(graph: Graph, node: Node) -> Rule:
 
 OPS: dict[str, Derivation] = {
     "arith.constant": _elementwise,
+    "func.call": aten_rule,
     "linalg.fill": _elementwise,
     "tensor.empty": _elementwise,
     "tensor.cast": _elementwise,

@@ -1,7 +1,7 @@
 """`sharding_rule(graph, node)`: what each operation of a structured function allows to be split.
 
 Loop nests have one derivation from their indexing maps and iterator types (`rule_nests.py`), other ops a row of a table
-(`rule_ops.py`). ATen calls and ops without a row are computed whole on every device.
+(`rule_ops.py`), ATen calls one of another (`rule_aten.py`). Without a row an op is computed whole on every device.
 """
 
 from __future__ import annotations
