@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import model_zoo
@@ -18,12 +20,19 @@ from topo_opt.pipeline.run import run
 from topo_opt.reference.binding import find_function
 from topo_opt.sharding.signature import Slot, slots
 
+EVERY_MODEL = "TOPO_ALL_MESHES"
+"""Environment variable: all models of the zoo on all meshes, by columns and at random, planned for either. Takes a quarter of an hour."""
+MODELS = ("llama_cache_decode", "qwen3_moe", "gpt2")
 MESHES = ("x=2", "x=4", "x=8", "x=2,y=2", "x=2,y=4")
 RECOGNISE = "builtin.module(topo-raise-rotary,topo-raise-masks,topo-count-recognised,topo-bubble-up-slices)"
 
 
+@cache
 def whole_model(name: str) -> tuple[ir.Module, list[Any], list[Any]]:
-    """A model of the zoo in f32 as structured IR with its patterns recognised, arguments, and the results of the whole."""
+    """A model of the zoo in f32 as structured IR with its patterns recognised, arguments, and the results of the whole.
+
+    Made once for all tests of a process, which leave it as it is.
+    """
     case = model_zoo.ZOO[name](torch.float32)
     program = torch.export.export(case.module, case.args, case.kwargs, strict=False)
     module = lowered(program)
@@ -32,6 +41,16 @@ def whole_model(name: str) -> tuple[ir.Module, list[Any], list[Any]]:
     state = {n: v.clone() for n, v in named.items() if isinstance(v, torch.Tensor)}
     given = reference.bind_inputs(module, "main", state, tensors((case.args, case.kwargs)))
     return module, given, reference.run(module, "main", given)
+
+
+def models() -> list[str]:
+    """The models that are tested: three, or all of the zoo."""
+    return list(model_zoo.ZOO) if is_every_model() else list(MODELS)
+
+
+def is_every_model() -> bool:
+    """Whether everything is tested that can be."""
+    return bool(os.environ.get(EVERY_MODEL))
 
 
 def arguments(module: ir.Module) -> list[tuple[Slot, tuple[int, ...]]]:

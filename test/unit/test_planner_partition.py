@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
-import model_zoo
 import pytest
 from planner_prices import RingPrices
-from sharded import check_equal, whole_model
+from sharded import check_equal, is_every_model, models, whole_model
 from torch_mlir import ir
 
 from topo_opt.frontend.ingest import bytecode, parse
@@ -19,24 +16,20 @@ from topo_opt.sharding.plan_reading import read_plan_graph
 from topo_opt.sharding.plan_result import collectives, sharding_plan
 from topo_opt.sharding.spec import Mesh
 
-_DEFAULT = ("llama_cache_decode", "qwen3_moe", "bert")
-EVERY_MODEL = "TOPO_ALL_MESHES"
-
 # Communication that costs nearly nothing against work that is slow: everything that can be split is, over every axis.
 EAGER = RingPrices(size=8, rate=1e15, latency=1e-12, ops_per_s=1e6, memory_bytes_per_s=1e6)
 # Work that costs nothing: what is split stays so for the sake of memory, and conversions are few.
 HESITANT = RingPrices(size=8, rate=1e9, latency=1e-6)
 
 
-def _models() -> list[str]:
-    return list(model_zoo.ZOO) if os.environ.get(EVERY_MODEL) else list(_DEFAULT)
+SHAPES = ((4,), (2, 4), (2,), (8,), (2, 2))
 
 
-@pytest.mark.parametrize("name", _models())
+@pytest.mark.parametrize("name", models())
 def test_planned_model_equals_whole(name: str) -> None:
     module, arguments, whole = whole_model(name)
     communicating = 0
-    for shape in ((4,), (2, 4)):
+    for shape in SHAPES if is_every_model() else SHAPES[:2]:
         for prices in (EAGER, HESITANT):
             ranks = parse(bytecode(module))
             communicating += _planned(ranks, shape, prices)
