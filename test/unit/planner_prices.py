@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from topo_opt.collectives.kernels import KernelKind
 from topo_opt.sharding.meshes import Closeness
 
 # Passes over the buffer that a ring of n makes, times n / (n - 1), and rounds.
@@ -39,7 +40,7 @@ class RingPrices:
     ops_per_s: float = 600e12
     memory_bytes_per_s: float = 3e12
     capacity: int = 80_000_000_000
-    start: float = 0.0
+    launch_s: float = 0.0
     devices: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,11 +61,25 @@ class RingPrices:
         rounds = _RINGS[kind] * (n - 1)
         return Cost(rounds * (latency + nbytes / n / rate))
 
-    def compute(self, flops: float, nbytes: float, dtype: str, device: str) -> float:
+    def compute(
+        self,
+        flops: float,
+        nbytes: float,
+        dtype: str,
+        device: str,
+        kind: KernelKind = "loops",
+        shape: tuple[int, int, int] | None = None,
+    ) -> float:
         return max(flops / self.ops_per_s, nbytes / self.memory_bytes_per_s)
 
+    def start(self, kind: KernelKind, rows: int) -> float:
+        return 0.0
+
+    def call(self, device: str) -> float:
+        return 0.0
+
     def launch(self, device: str) -> float:
-        return self.start
+        return self.launch_s
 
     def memory(self, device: str) -> int:
         return self.capacity

@@ -169,7 +169,9 @@ def test_measured_products_and_copies(h200):
     assert model.compute(flops, 0, "bf16", "gpu1", shape) == pytest.approx(2 * flops / peak, rel=0.1)
     assert model.compute(0, 2 << 26, "bf16", "gpu1") == pytest.approx(3 * (2 << 26) / 4.24e12, rel=0.1)
     plain = CollectiveModel(h200, calibrated=False)
-    assert plain.compute(flops, 0, "bf16", "gpu1", shape) == pytest.approx(flops / peak)
+    # 512 tiles of 128 x 128 on 132 cores are four waves, the last one nearly full; a kernel takes 2 us to get going.
+    waves = 4 * 132 / 512
+    assert plain.compute(flops, 0, "bf16", "gpu1", shape) == pytest.approx(waves * flops / peak + 2e-6)
 
 
 def test_eight_devices_are_fast(h200):

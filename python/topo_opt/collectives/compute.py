@@ -1,4 +1,4 @@
-"""How long a device computes: a roofline, with measured efficiencies where the topology has them."""
+"""How long a device computes: a roofline, the reach of generated kernels, and measured curves where the topology has them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from topo_opt.collectives.kernels import KernelKind, kernels
 from topo_opt.collectives.kriging import Array, Kriging, matern32
 from topo_opt.errors import InputError
 from topo_opt.topology.schema import Device, Topology
@@ -44,9 +45,9 @@ class ComputeModel:
             of_type = products.setdefault((device.model, gemm.dtype), [])
             for p in gemm.points:
                 shape = (p.m, p.n, p.k)
-                of_type.append(
-                    (shape, _launched(p.seconds, device), self._product_s(device, gemm.dtype, shape))
-                )
+                of_library = kernels().reach("product", p.m).of_library
+                seconds = _launched(p.seconds, device) * (of_library.value if of_library else 1.0)
+                of_type.append((shape, seconds, self._product_s(device, gemm.dtype, shape)))
         for key, of_type in products.items():
             shapes, measured, modelled = zip(*of_type)
             self._products[key] = _fit(np.array(shapes, dtype=float), measured, modelled)
@@ -65,12 +66,23 @@ class ComputeModel:
             self._copies[model] = _fit(np.array(sizes)[:, None], measured, modelled), min(sizes), max(sizes)
 
     def seconds(
-        self, flops: float, nbytes: float, dtype: str, device: str, shape: Shape | None = None
+        self,
+        flops: float,
+        nbytes: float,
+        dtype: str,
+        device: str,
+        shape: Shape | None = None,
+        kind: KernelKind | None = None,
     ) -> float:
         """The time of a kernel on `device`, without its launch.
 
         The longer of computing and moving: operations over the rate of the type (sustained where it is known, else peak),
-        bytes over what a copy reaches. Measured curves scale either; `shape` is m, n and k of a matrix product.
+        bytes over what a copy reaches; with `kind` as generated kernels of that kind reach them (`kernels.py`).
+
+        Args:
+            shape: m, n and k of a matrix product, which measured curves scale; rows, columns and groups of a grouped one; rows come
+                first for other kinds too.
+            kind: of the kernel; None for the bare roofline, or a product where there is a shape.
 
         Raises:
             InputError: there is no such device, or a number is negative.
@@ -82,22 +94,48 @@ class ComputeModel:
             )
         if flops < 0 or nbytes < 0:
             raise InputError(f"{flops} operations and {nbytes} bytes: neither may be negative")
-        computing = flops / found.ops_per_s(dtype)
-        moving = nbytes / found.memory.read_write_bytes_per_s.value
-        if shape is not None and (product := self._products.get((found.model, dtype))) is not None:
-            return max(computing, moving) * float(np.exp(product(np.log2(np.array([shape], dtype=float)))[0]))
+        if shape is not None and kind in (None, "product"):
+            return self._of_product(found, flops, nbytes, dtype, shape)
+        moved = nbytes
         if nbytes and (known := self._copies.get(found.model)) is not None:
             copy, low, high = known
             place = np.log2(np.array([[min(max(nbytes, low), high)]]))
-            moving *= float(np.exp(copy(place)[0]))
-        return max(computing, moving)
+            moved *= float(np.exp(copy(place)[0]))
+        return _reached(found, flops, moved, dtype, kind, shape)
+
+    def start(self, kind: KernelKind, rows: int) -> float:
+        """The part of `seconds` that kernels side by side in one launch share."""
+        return kernels().reach(kind, rows).start_ns.value * 1e-9
+
+    def _of_product(self, device: Device, flops: float, nbytes: float, dtype: str, shape: Shape) -> float:
+        seconds = _reached(device, flops, nbytes, dtype, "product", shape)
+        product = self._products.get((device.model, dtype))
+        if product is None:
+            return seconds
+        return seconds * float(np.exp(product(np.log2(np.array([shape], dtype=float)))[0]))
 
     def _product_s(self, device: Device, dtype: str, shape: Shape) -> float:
         m, n, k = shape
         nbytes = (m * k + k * n + m * n) * ELEMENT_BYTES[dtype]
-        return max(
-            2.0 * m * n * k / device.ops_per_s(dtype), nbytes / device.memory.read_write_bytes_per_s.value
-        )
+        return _reached(device, 2.0 * m * n * k, nbytes, dtype, "product", shape)
+
+
+def _reached(
+    device: Device, flops: float, nbytes: float, dtype: str, kind: KernelKind | None, shape: Shape | None
+) -> float:
+    """Seconds by what kernels of a kind reach; by the device's figures alone without one."""
+    computing = flops / device.ops_per_s(dtype)
+    moving = nbytes / device.memory.read_write_bytes_per_s.value
+    if kind is None:
+        return max(computing, moving)
+    rows, columns, inner = shape or (1, 1, 1)
+    reach = kernels().reach(kind, rows)
+    if kind == "product":
+        computing *= reach.spread(rows, columns, device.cores.count.value)
+    elif kind == "grouped_product":
+        computing *= reach.ragged(rows, inner)
+    longer = max(computing / reach.ops_share.value, moving / reach.bytes_share.value)
+    return longer + reach.start_ns.value * 1e-9 if longer else 0.0
 
 
 def _launched(seconds: float, device: Device) -> float:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from itertools import pairwise
 
 from topo_opt.collectives import protocols
 from topo_opt.collectives.algorithms import ALGORITHMS, Group, Place
-from topo_opt.collectives.compute import ComputeModel
+from topo_opt.collectives.compute import ComputeModel, Shape
 from topo_opt.collectives.correction import Correction, Observation, Signature, Table
 from topo_opt.collectives.cost import NONE, ScheduleCost
-from topo_opt.collectives.network import Edge, Network
+from topo_opt.collectives.kernels import KernelKind
+from topo_opt.collectives.network import Network
 from topo_opt.collectives.orders import Orders
-from topo_opt.collectives.protocols import Protocol
+from topo_opt.collectives.result import CollectiveCost
 from topo_opt.collectives.schedule import KINDS, Kind, Schedule, merged
 from topo_opt.errors import InputError
 from topo_opt.topology.schema import Topology
@@ -35,67 +35,6 @@ _STAGES: dict[Kind, tuple[tuple[Kind, str, str], ...]] = {
     "reduce_scatter": (("reduce_scatter", "inside", "whole"), ("reduce_scatter", "across", "part")),
     "all_to_all": (("all_to_all", "inside", "whole"), ("all_to_all", "across", "whole")),
 }
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of a library: what it moves, of how many bytes, by which protocol, and what it takes before anything moves."""
-
-    schedule: Schedule
-    nbytes: float
-    protocol: Protocol | None
-    start_s: float
-
-
-@dataclass(frozen=True)
-class CollectiveCost:
-    """What a collective takes, and why.
-
-    `algorithm` names the best one, with its protocol where a library has several; `considered` has all of them with their
-    seconds, the best first. `bottleneck` is the directed link that takes most of the time; with the kind "memory" it is the memory of
-    (host, host), with "staged" the limit of a pair without peer access.
-    """
-
-    seconds: float
-    algorithm: str
-    steps: int
-    bottleneck: Edge | None
-    bottleneck_kind: str
-    considered: tuple[tuple[str, float], ...]
-    _loads: tuple[tuple[ScheduleCost, float], ...] = field(repr=False, compare=False)
-    _network: Network = field(repr=False, compare=False)
-
-    @cached_property
-    def link_bytes(self) -> dict[Edge, float]:
-        """Bytes over each directed link, all groups together."""
-        out: dict[Edge, float] = {}
-        for cost, nbytes in self._loads:
-            for resource in cost.loads.nonzero()[0]:
-                if self._network.resources[resource].is_link:
-                    edge = self._network.resources[resource].edge
-                    out[edge] = out.get(edge, 0.0) + float(cost.loads[resource]) * nbytes
-        return out
-
-    @property
-    def calls(self) -> tuple[Call, ...]:
-        """What the algorithm moves, call by call."""
-        out = []
-        for cost, nbytes in self._loads:
-            name = cost.at(nbytes).protocol
-            out.append(Call(cost.schedule, nbytes, cost.protocol(name), cost.start_s(name)))
-        return tuple(out)
-
-    def why(self) -> str:
-        """One line: the choice, what bounds it, and the runner-up."""
-        bound = (
-            f"bound by {self.bottleneck_kind} {'->'.join(self.bottleneck)}"
-            if self.bottleneck
-            else "bound by latency"
-        )
-        others = [f"{name} {seconds * 1e6:.1f} us" for name, seconds in self.considered[1:2]]
-        return f"{self.algorithm} {self.seconds * 1e6:.1f} us, {bound}" + (
-            f"; next {others[0]}" if others else ""
-        )
 
 
 @dataclass(frozen=True)
@@ -144,7 +83,7 @@ class CollectiveModel:
         self._launch_s = {device.id: device.launch.replayed_ns.value * 1e-9 for device in topology.devices}
         self._candidates: dict[tuple[Kind, Groups], tuple[_Candidate, ...]] = {}
         self._tables: dict[tuple[Kind, Groups, str], Table | None] = {}
-        self._costs: dict[tuple[Kind, float, Groups, str | None], CollectiveCost] = {}
+        self._costs: dict[tuple[Kind, float, Groups, str | None, bool], CollectiveCost] = {}
         self._correction: Correction | None = None
         if calibrated and library:
             sources = [self] if topology.measured else []
@@ -156,12 +95,30 @@ class CollectiveModel:
             self._correction = Correction(seen) if seen else None
 
     def compute(
-        self, flops: float, nbytes: float, dtype: str, device: str, shape: tuple[int, int, int] | None = None
+        self,
+        flops: float,
+        nbytes: float,
+        dtype: str,
+        device: str,
+        shape: Shape | None = None,
+        kind: KernelKind | None = None,
     ) -> float:
         """Seconds of a kernel without its launch, see `ComputeModel.seconds`."""
-        return self._compute.seconds(flops, nbytes, dtype, device, shape)
+        return self._compute.seconds(flops, nbytes, dtype, device, shape, kind)
 
-    def cost(self, kind: Kind, nbytes: float, groups: Groups, algorithm: str | None = None) -> CollectiveCost:
+    def start(self, kind: KernelKind, rows: int) -> float:
+        """The part of `compute` that kernels side by side in one launch share."""
+        return self._compute.start(kind, rows)
+
+    def cost(
+        self,
+        kind: Kind,
+        nbytes: float,
+        groups: Groups,
+        algorithm: str | None = None,
+        *,
+        one_call: bool = False,
+    ) -> CollectiveCost:
         """What a collective takes when all `groups` run it at the same time.
 
         Args:
@@ -171,24 +128,31 @@ class CollectiveModel:
             groups: groups of equal size of devices, in the order of ranks; the first of each is the root of a broadcast
                 and the source of a send.
             algorithm: only this one, by its name in `CollectiveCost.considered`, protocol left out.
+            one_call: only what one call of the library does, nothing that is put together of several.
 
         Raises:
             InputError: an unknown kind or device, unequal groups, a device twice, no route, or no such algorithm.
         """
-        key = (kind, nbytes, groups, algorithm)
+        key = (kind, nbytes, groups, algorithm, one_call)
         found = self._costs.get(key)
         if found is None:
             if len(self._costs) >= MAX_KEPT:
                 self._costs.clear()
-            found = self._costs[key] = self._cost(kind, nbytes, groups, algorithm)
+            found = self._costs[key] = self._cost(*key)
         return found
 
-    def _cost(self, kind: Kind, nbytes: float, groups: Groups, algorithm: str | None) -> CollectiveCost:
+    def _cost(
+        self, kind: Kind, nbytes: float, groups: Groups, algorithm: str | None, one_call: bool
+    ) -> CollectiveCost:
         self._check(kind, nbytes, groups)
         if len(groups[0]) == 1 or not nbytes:
             return CollectiveCost(0.0, "nothing", 0, None, "none", (("nothing", 0.0),), (), self.network)
         timed = sorted(
-            ((*self._time(kind, nbytes, groups, c), c) for c in self.candidates(kind, groups)),
+            (
+                (*self._time(kind, nbytes, groups, c), c)
+                for c in self.candidates(kind, groups)
+                if c.cost is not None or not one_call
+            ),
             key=lambda entry: entry[0],
         )
         chosen = [entry for entry in timed if algorithm in (None, entry[2].name)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from topo_opt.sharding.plan_graph import PlanOp
 from topo_opt.sharding.solver import FORBIDDEN, Table
 from topo_opt.sharding.strategies import Strategy
 from topo_opt.topology import Device, Topology
+
+if TYPE_CHECKING:
+    from topo_opt.collectives.kernels import KernelKind
 
 PICOSECONDS = 1e12
 
@@ -26,18 +29,35 @@ class Prices(Protocol):
     def collective(self, kind: str, nbytes: int, groups: tuple[tuple[str, ...], ...]) -> Any:
         """As `CollectiveModel.cost`: `.seconds`, `.algorithm`, `.bottleneck_kind`."""
 
-    def compute(self, flops: float, nbytes: float, dtype: str, device: str) -> float:
-        """Seconds of one kernel's work."""
+    def compute(
+        self,
+        flops: float,
+        nbytes: float,
+        dtype: str,
+        device: str,
+        kind: KernelKind = "loops",
+        shape: tuple[int, int, int] | None = None,
+    ) -> float:
+        """Seconds of one kernel's work; rows come first in `shape`."""
+
+    def start(self, kind: KernelKind, rows: int) -> float:
+        """The part of `compute` that products side by side in one kernel share."""
+
+    def call(self, device: str) -> float:
+        """Seconds from calling a program to its first kernel."""
 
     def launch(self, device: str) -> float:
-        """Seconds that starting a kernel takes."""
+        """Seconds that starting a kernel takes when many start one behind the other."""
 
     def memory(self, device: str) -> int:
         """Bytes that the device has."""
 
 
 class TopologyPrices:
-    """The prices of a topology, by the models of its collectives and of its devices."""
+    """The prices of a topology, by the models of its collectives and of its devices.
+
+    A step of a plan is one call of the library; a sum that goes up and down a hierarchy is a plan over several axes.
+    """
 
     def __init__(self, topology: Topology):
         from topo_opt.collectives import CollectiveModel
@@ -47,13 +67,28 @@ class TopologyPrices:
         self._devices = {d: topology.device(d) for d in self.devices}
 
     def collective(self, kind: str, nbytes: int, groups: tuple[tuple[str, ...], ...]) -> Any:
-        return self.model.cost(kind, nbytes, groups)
+        return self.model.cost(kind, nbytes, groups, one_call=True)
 
-    def compute(self, flops: float, nbytes: float, dtype: str, device: str) -> float:
-        return self.model.compute(flops, nbytes, dtype, device)
+    def compute(
+        self,
+        flops: float,
+        nbytes: float,
+        dtype: str,
+        device: str,
+        kind: KernelKind = "loops",
+        shape: tuple[int, int, int] | None = None,
+    ) -> float:
+        return self.model.compute(flops, nbytes, dtype, device, shape, kind)
+
+    def start(self, kind: KernelKind, rows: int) -> float:
+        return self.model.start(kind, rows)
+
+    def call(self, device: str) -> float:
+        return self._devices[device].launch.eager_ns.value * 1e-9
 
     def launch(self, device: str) -> float:
-        return self._devices[device].launch.replayed_ns.value * 1e-9
+        launch = self._devices[device].launch
+        return (launch.dependent_ns or launch.replayed_ns).value * 1e-9
 
     def memory(self, device: str) -> int:
         return self._devices[device].memory.capacity_bytes.value
@@ -88,9 +123,23 @@ class ProcessPrices:
         moved = 2 * part * ranks / self._device.memory.read_write_bytes_per_s.value
         return ThroughMemory(rounds * (self.launch(groups[0][0]) + moved))
 
-    def compute(self, flops: float, nbytes: float, dtype: str, device: str) -> float:
+    def compute(
+        self,
+        flops: float,
+        nbytes: float,
+        dtype: str,
+        device: str,
+        kind: KernelKind = "loops",
+        shape: tuple[int, int, int] | None = None,
+    ) -> float:
         rate, memory = self._device.ops_per_s(dtype), self._device.memory.read_write_bytes_per_s.value
         return len(self.devices) * max(flops / rate, nbytes / memory)
+
+    def start(self, kind: KernelKind, rows: int) -> float:
+        return 0.0
+
+    def call(self, device: str) -> float:
+        return 0.0
 
     def launch(self, device: str) -> float:
         return self._device.launch.eager_ns.value * 1e-9
@@ -153,16 +202,35 @@ def local_work(op: PlanOp, strategy: Strategy, sizes: Sequence[int]) -> tuple[fl
     return work.flops * share, nbytes
 
 
+def local_shape(op: PlanOp, strategy: Strategy, sizes: Sequence[int]) -> tuple[int, int, int] | None:
+    """Rows, columns and inner size of a kernel on one device; None where only bytes and operations count."""
+    work = op.work
+    if not work.shape:
+        return None
+    parts, factors = parts_of(op, strategy, sizes), op.rule.factors
+    m, n, k = (math.prod(factors[f].size // parts[f] for f in fs) for fs in work.shape)
+    return m, n, k
+
+
 def least_cost(op: PlanOp, count: int, prices: Prices, kinds: Sequence[str]) -> int:
-    """Picoseconds that `count` devices take at least: everything split evenly."""
+    """Picoseconds that `count` devices take at least: everything split evenly, and nothing but bytes or operations counted."""
     work = op.work
     nbytes = sum(size for _, size in (*work.reads, *work.writes)) / count
     if work.shared_rows:  # which matrices are read is only known for a split of the rows
         nbytes = 0.0
+    flops = work.flops / count
     found = min(picoseconds(prices.launch(d)) for d in kinds) * work.kernels
-    if work.flops or nbytes:
-        found += min(picoseconds(prices.compute(work.flops / count, nbytes, work.dtype, d)) for d in kinds)
-    return found
+    shapes = _shapes_of_parts(op, count)
+    return found + min(_work_cost(op, flops, nbytes, s, prices, d) for d in kinds for s in shapes)
+
+
+def _shapes_of_parts(op: PlanOp, count: int) -> list[tuple[int, int, int] | None]:
+    """The shape of a kernel as it is, and with one of its sizes divided."""
+    if not op.work.shape:
+        return [None]
+    m, n, k = (math.prod(op.rule.factors[f].size for f in factors) for factors in op.work.shape)
+    c = [(m, n, k), (-(-m // count), n, k), (m, -(-n // count), k), (m, n, -(-k // count))]
+    return list(dict.fromkeys(c))
 
 
 def compute_table(
@@ -170,12 +238,39 @@ def compute_table(
 ) -> Table:
     """Picoseconds of every strategy on the slowest of the devices `kinds`, kernel starts included."""
     costs = np.zeros(len(choices), dtype=np.int64)
+    known: dict[object, int] = {}
     for i, choice in enumerate(choices):
-        flops, nbytes = local_work(op, choice, sizes)
-        if flops or nbytes:
-            costs[i] = max(picoseconds(prices.compute(flops, nbytes, op.work.dtype, d)) for d in kinds)
-        costs[i] += max(picoseconds(prices.launch(d)) for d in kinds) * op.work.kernels
-    return costs
+        key = (*local_work(op, choice, sizes), local_shape(op, choice, sizes))
+        if key not in known:
+            known[key] = max(_work_cost(op, *key, prices, d) for d in kinds)
+        costs[i] = known[key]
+    return costs + max(picoseconds(prices.launch(d)) for d in kinds) * op.work.kernels
+
+
+def _work_cost(
+    op: PlanOp,
+    flops: float,
+    nbytes: float,
+    shape: tuple[int, int, int] | None,
+    prices: Prices,
+    device: str,
+) -> int:
+    """Picoseconds of an operation; one that is a part of a kernel adds to what binds the kernel, and hides behind it otherwise."""
+    work, beside = op.work, op.work.beside
+    if beside is not None:
+        computing = prices.compute(beside.flops, 0.0, beside.dtype, device)
+        computing += prices.compute(beside.scalars, 0.0, "f32", device)
+        if computing > prices.compute(0.0, beside.nbytes, beside.dtype, device):
+            nbytes = 0.0
+        else:
+            flops = 0.0
+    if not flops and not nbytes:
+        return 0
+    kind = work.kind or "loops"
+    seconds = prices.compute(flops, nbytes, work.dtype, device, kind, shape)
+    if work.products > 1:
+        seconds -= (1 - 1 / work.products) * prices.start(kind, shape[0] if shape else 1)
+    return picoseconds(seconds)
 
 
 def device_kinds(prices: Prices, devices: Sequence[str]) -> list[str]:

@@ -143,6 +143,8 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
 
 Price = Callable[[str, Axes, int], int]
 """Kind, axes, bytes of the buffer -> picoseconds."""
+Cut = Callable[[int], int]
+"""Bytes on a device -> picoseconds that a kernel takes longer when a tensor inside of it leaves it for a collective."""
 
 
 class Conversions:
@@ -151,13 +153,14 @@ class Conversions:
     Args:
         sizes: of the axes.
         price: what a collective costs.
+        cut: what it costs besides where it stands inside of a kernel.
     """
 
-    def __init__(self, sizes: Sequence[int], price: Price):
-        self.sizes, self.price = tuple(sizes), price
+    def __init__(self, sizes: Sequence[int], price: Price, cut: Cut = lambda nbytes: 0):
+        self.sizes, self.price, self.cut = tuple(sizes), price, cut
         self._plans: dict[tuple[tuple[Layout, ...], tuple[Layout, ...]], tuple[list[Step], Table]] = {}
         self._priced: dict[tuple[str, Axes, int], int] = {}
-        self._tables: dict[tuple[int, int, int], Table] = {}
+        self._tables: dict[tuple[int, int, int, bool], Table] = {}
         self._lists: dict[tuple[Layout, ...], tuple[int, tuple[Layout, ...]]] = {}
 
     def step_cost(self, step: Step, nbytes: int) -> int:
@@ -168,18 +171,34 @@ class Conversions:
             known = self._priced[key] = min(self.price(*key), FORBIDDEN)
         return known
 
-    def cost(self, source: Layout, target: Layout, nbytes: int) -> int:
+    def cost(self, source: Layout, target: Layout, nbytes: int, inside: bool = False) -> int:
         steps = conversion(source, target, self.sizes)
-        return FORBIDDEN if steps is None else sum(self.step_cost(s, nbytes) for s in steps)
+        if steps is None:
+            return FORBIDDEN
+        cut = self._cut(source, nbytes) if inside and steps else 0
+        return cut + sum(self.step_cost(s, nbytes) for s in steps)
 
-    def table(self, sources: tuple[Layout, ...], targets: tuple[Layout, ...], nbytes: int) -> Table:
-        """Costs from every source to every target. Equal arguments give the same object."""
-        key = (self._number(sources), self._number(targets), nbytes)
+    def _cut(self, source: Layout, nbytes: int) -> int:
+        return self.cut(-(-nbytes // source.parts(self.sizes)))
+
+    def table(
+        self, sources: tuple[Layout, ...], targets: tuple[Layout, ...], nbytes: int, inside: bool = False
+    ) -> Table:
+        """Costs from every source to every target. Equal arguments give the same object.
+
+        Args:
+            inside: the tensor stays inside of a kernel where nothing is to be done.
+        """
+        key = (self._number(sources), self._number(targets), nbytes, inside)
         known = self._tables.get(key)
         if known is None:
             steps, places = self._steps(sources, targets)
             prices = np.array([0, FORBIDDEN, *(self.step_cost(s, nbytes) for s in steps)], dtype=np.int64)
-            known = self._tables[key] = np.minimum(prices[places].sum(axis=-1), FORBIDDEN)
+            costs = prices[places].sum(axis=-1)
+            if inside:
+                cuts = np.array([self._cut(x, nbytes) for x in sources], dtype=np.int64)
+                costs += np.where(places.any(axis=-1), cuts[:, None], 0)
+            known = self._tables[key] = np.minimum(costs, FORBIDDEN)
         return known
 
     def _number(self, layouts: tuple[Layout, ...]) -> int:

@@ -176,7 +176,7 @@ class _Planner:
     def _consider(self, mesh: Mesh, total: int) -> None:
         costs = Costs(mesh, self.prices)
         size, limit = len(mesh.devices), self._limit(mesh)
-        work = self._least(costs) / PICOSECONDS
+        work = self._least(costs) / PICOSECONDS + self._call(mesh)
         most = total // size if self.options.mesh is None else 1
         least = work / most if self.options.objective == "throughput" else work
         if self._loses(least, size):
@@ -199,6 +199,10 @@ class _Planner:
         except TooWide as error:
             self._pass(mesh, f"too large to solve: {error}")
 
+    def _call(self, mesh: Mesh) -> float:
+        """Seconds before a program's first kernel, on the slowest device."""
+        return max(self.prices.call(d) for d in mesh.devices)
+
     def _least(self, costs: Costs) -> int:
         """Picoseconds that the work takes at least on the mesh, by what its devices can do at best together."""
         found: dict[int, int] = {}
@@ -211,12 +215,12 @@ class _Planner:
         """The mesh as it is, one stage."""
         mesh = problem.costs.mesh
         replicas = most if self.options.objective == "throughput" else 1
-        seconds = free.solution.cost / PICOSECONDS
+        seconds = problem.time(free.solution) / PICOSECONDS + self._call(mesh)
         if self._loses(seconds / replicas, len(mesh.devices) * replicas):
             self._note(mesh, 1, replicas, free, seconds, seconds / replicas, "slower than the best plan")
             return None
         fit = fitting.within(limit, free)
-        seconds = fit.solution.cost / PICOSECONDS
+        seconds = problem.time(fit.solution) / PICOSECONDS + self._call(mesh)
         if not fit.fits:
             if self.smallest is None or fit.memory.total < self.smallest[0].memory.total:
                 self.smallest = (fit, mesh, limit)
@@ -253,7 +257,8 @@ class _Planner:
             if stages is None:
                 self._note(mesh, count, replicas, fit, None, None, f"no stages of {size_text(limit)}")
                 continue
-            seconds, between = stages.latency / PICOSECONDS, stages.pace / PICOSECONDS
+            call = self._call(mesh)
+            seconds, between = stages.latency / PICOSECONDS + count * call, stages.pace / PICOSECONDS + call
             self._offer(problem, fit, limit, stages, tuple(groups), replicas, seconds, between)
 
     def _offer(

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from topo_opt.sharding.rule import Rule
+
+if TYPE_CHECKING:
+    from topo_opt.collectives.kernels import KernelKind
 
 TermsKind = Literal["zero", "any", "sum"]
 """What a device holds of elements it does not own: zeros; anything; or nobody owns elements, and all hold addends."""
@@ -30,6 +33,16 @@ class Terms:
 
 
 @dataclass(frozen=True)
+class KernelWork:
+    """All that the kernel of an operation does: operations of `dtype` on matrices, scalar ones in f32, and bytes."""
+
+    flops: float
+    dtype: str
+    scalars: float
+    nbytes: float
+
+
+@dataclass(frozen=True)
 class Work:
     """What one operation costs on one device when nothing is split.
 
@@ -41,6 +54,12 @@ class Work:
         kernels: kernels that start with it.
         triangular: factor of causal rows, whose last part does more than its share; -1 when there is none.
         shared_rows: of a grouped product, the number of rows, from which follows how many matrices are read; 0 for others.
+        kind: of the kernel that it makes; None for an operation that is a part of whatever kernel it stands in.
+        shape: factors whose sizes multiply to the rows, columns and inner size of a product, or number of groups; rows come first for
+            other kinds too.
+        products: how many like it share its kernel, and so what the kernel takes to get going.
+        beside: what its whole kernel does, which tells whether its part of the bytes or of the operations takes time; None
+            where both count.
     """
 
     flops: float = 0.0
@@ -50,6 +69,10 @@ class Work:
     kernels: int = 0
     triangular: int = -1
     shared_rows: int = 0
+    kind: KernelKind | None = None
+    shape: tuple[tuple[int, ...], ...] = ()
+    products: int = 1
+    beside: KernelWork | None = None
 
 
 @dataclass(frozen=True)
@@ -92,6 +115,8 @@ class PlanValue:
     """The argument whose new value this is, or -1."""
     in_memory: bool = True
     """Whether it is stored between kernels."""
+    inside: bool = False
+    """Whether the kernel that makes it reads it too: a collective on it cuts the kernel in two."""
     moved_element_bytes: int = 0
     """Bytes of an element on its way between devices (see `transport`), 0 for `element_bytes`."""
 

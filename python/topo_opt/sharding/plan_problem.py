@@ -20,7 +20,7 @@ import numpy as np
 from topo_opt.sharding.cost import Prices, compute_table, device_kinds, picoseconds
 from topo_opt.sharding.cost_reshard import Conversions
 from topo_opt.sharding.plan_graph import PlanGraph, PlanValue
-from topo_opt.sharding.solver import FORBIDDEN, Problem, Table
+from topo_opt.sharding.solver import FORBIDDEN, Problem, Solution, Table
 from topo_opt.sharding.spec import Mesh
 from topo_opt.sharding.strategies import Axes, Layout, Strategy, replicated, strategies
 
@@ -36,7 +36,7 @@ class Costs:
         names = [name for name, _ in mesh.axes]
         self._groups: dict[Axes, tuple[tuple[str, ...], ...]] = {}
         self._names = names
-        self.conversions = Conversions(self.sizes, self._price)
+        self.conversions = Conversions(self.sizes, self._price, self._cut)
         self.kinds = device_kinds(prices, mesh.devices)
         self._strategies: dict[int, tuple[list[Strategy], Table]] = {}
         self._layouts: dict[tuple[int, int, str], tuple[Layout, ...]] = {}
@@ -50,6 +50,13 @@ class Costs:
 
     def _price(self, kind: str, axes: Axes, nbytes: int) -> int:
         return picoseconds(self.prices.collective(kind, nbytes, self.groups(axes)).seconds)
+
+    def _cut(self, nbytes: int) -> int:
+        """A kernel that a collective takes a tensor out of becomes two: one more start, and the tensor written and read."""
+        return max(
+            picoseconds(self.prices.launch(d) + self.prices.compute(0.0, 2.0 * nbytes, "f32", d))
+            for d in self.kinds
+        )
 
     def strategies(self, graph: PlanGraph, index: int) -> tuple[list[Strategy], Table]:
         """The strategies of an operation of the graph that the costs are used for, and what they cost to compute."""
@@ -74,7 +81,10 @@ class Costs:
 
 @dataclass
 class MeshProblem:
-    """The problem of one mesh. `op_variables` and `value_variables` number the variables; -1 for values without one."""
+    """The problem of one mesh. `op_variables` and `value_variables` number the variables; -1 for values without one.
+
+    `preferences` decide between plans that take equally long; they are in the problem's costs and no part of the time.
+    """
 
     graph: PlanGraph
     costs: Costs
@@ -83,6 +93,13 @@ class MeshProblem:
     op_choices: list[list[Strategy]]
     value_variables: list[int]
     value_layouts: list[tuple[Layout, ...]]
+    preferences: dict[int, Table]
+
+    def time(self, solution: Solution) -> int:
+        """Picoseconds of a call."""
+        if not solution.feasible:
+            return solution.cost
+        return solution.cost - sum(int(table[solution.choice[v]]) for v, table in self.preferences.items())
 
     def strategies_of(self, choice: Sequence[int]) -> list[Strategy]:
         return [c[choice[v]] for v, c in zip(self.op_variables, self.op_choices)]
@@ -163,6 +180,7 @@ class _Builder:
             problem.add((variable,), table)
             self.op_variables.append(variable)
             self.op_choices.append(choices)
+        self.preferences: dict[int, Table] = {}
         self.value_variables = [-1] * len(graph.values)
         self.value_layouts: list[tuple[Layout, ...]] = [()] * len(graph.values)
         for number in range(len(graph.values)):
@@ -178,6 +196,7 @@ class _Builder:
             self.op_choices,
             self.value_variables,
             self.value_layouts,
+            self.preferences,
         )
 
     def _value(self, number: int) -> None:
@@ -196,16 +215,32 @@ class _Builder:
         if not self._needs_variable(number, value, layers):
             if value.uses:
                 reader = self.op_variables[value.uses[0][0]]
-                problem.add((maker, reader), tables.table(produced, taken[0], value.moved_bytes))
+                problem.add(
+                    (maker, reader), tables.table(produced, taken[0], value.moved_bytes, value.inside)
+                )
             return
         layouts = self._domain(number, value, produced, taken)
         variable = self.value_variables[number] = problem.variable(len(layouts))
         self.value_layouts[number] = layouts
         problem.layers[variable] = layers.pop() if len(layers) == 1 else -1
+        if value.kind is not None:
+            self.preferences[variable] = self._preference(value, layouts)
+            problem.add((variable,), self.preferences[variable])
         if maker >= 0:
-            problem.add((maker, variable), tables.table(produced, layouts, value.moved_bytes))
+            problem.add((maker, variable), tables.table(produced, layouts, value.moved_bytes, value.inside))
         for (op, _), side in zip(value.uses, taken):
-            problem.add((variable, self.op_variables[op]), tables.table(layouts, side, value.moved_bytes))
+            table = tables.table(layouts, side, value.moved_bytes, value.inside)
+            problem.add((variable, self.op_variables[op]), table)
+
+    def _preference(self, value: PlanValue, layouts: tuple[Layout, ...]) -> Table:
+        """Of plans that take equally long the one with the smallest arguments wins: a picosecond a mebibyte."""
+        key = ("preference", layouts, value.nbytes)
+        known = self.costs.tables.get(key)
+        if known is None:
+            parts = [layout.parts(self.costs.sizes) for layout in layouts]
+            known = np.array([(value.nbytes // p) >> 20 for p in parts], dtype=np.int64)
+            self.costs.tables[key] = known
+        return known
 
     def _needs_variable(self, number: int, value: PlanValue, layers: set[int]) -> bool:
         return (

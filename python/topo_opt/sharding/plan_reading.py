@@ -1,20 +1,22 @@
 """Structured IR as a `PlanGraph`: rules, work, and which tensors lie in memory between kernels.
 
-Which operations share a kernel is guessed the way fusion decides: pointwise operations and views continue the kernel of
-their latest operand; products, attention, lookups, updates, reductions and ATen calls start one. Only what passes from one
-kernel to another is counted as memory traffic, in the narrowest type on the way.
+Only what passes from one kernel to another (`plan_kernels.py`) is counted as memory traffic.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from torch_mlir import ir
 
+from topo_opt.codegen.triton.contraction import analyse
 from topo_opt.estimate import RATES, matrix_ops, scalar_ops
-from topo_opt.sharding.plan_graph import PlanGraph, PlanOp, PlanValue, Work
+from topo_opt.sharding.plan_graph import KernelWork, PlanGraph, PlanOp, PlanValue, Work
+from topo_opt.sharding.plan_kernels import kernels_of
 from topo_opt.sharding.plan_terms import Owners
 from topo_opt.sharding.rule import Rule
 from topo_opt.sharding.rule_nests import table_reads
@@ -22,8 +24,14 @@ from topo_opt.sharding.rules import FREE_OPS, sharding_rule
 from topo_opt.sharding.transport import Transport
 from topo_opt.structured.graph import Graph, Node, element_bytes, read
 
-_MATRIX_OPS = ("linalg.contract", "topo.attention", "topo.grouped_product")
-_HEAVY = (*_MATRIX_OPS, "topo.index_update", "topo.top_k", "tm_tensor.scan", "tm_tensor.scatter", "func.call")
+if TYPE_CHECKING:
+    from topo_opt.collectives.kernels import KernelKind
+
+_MATRIX_OPS: Mapping[str, KernelKind] = {
+    "linalg.contract": "product",
+    "topo.attention": "attention",
+    "topo.grouped_product": "grouped_product",
+}
 
 
 def read_plan_graph(func: ir.Operation, *, narrow_sums: bool = True) -> PlanGraph:
@@ -61,7 +69,7 @@ class _Reader:
     def __init__(self, graph: Graph):
         self.graph = graph
         self.nodes = [n for n in graph.nodes if _is_followed(graph, n)]
-        self.kernels = _kernels(graph, self.nodes)
+        self.kernels = kernels_of(graph)
         self.owners = Owners(graph)
 
     def plan_graph(self) -> PlanGraph:
@@ -75,22 +83,24 @@ class _Reader:
                     values[r] = PlanValue(r, info.shape or (), element_bytes(info.element), name)
         numbers = {number: i for i, number in enumerate(values)}
         traffic = self._traffic()
+        rules = {node.id: sharding_rule(graph, node) for node in self.nodes}
+        works = self._beside({n.id: self._work(n, rules[n.id], traffic[n.id]) for n in self.nodes})
         ops = []
         for node in self.nodes:
-            rule, terms = sharding_rule(graph, node), None
+            rule = rules[node.id]
             owns, terms = self.owners.follow(node, rule)
             operands = tuple(
                 numbers.get(o, -1) if len(rule.operands[p]) == len(graph.values[o].shape or ()) else -1
                 for p, o in enumerate(node.operands)
             )
             results = tuple(numbers.get(r, -1) for r in node.results)
-            work = self._work(node, rule, traffic[node.id])
-            ops.append(PlanOp(node.id, node.name, rule, operands, results, work, terms, owns))
+            ops.append(PlanOp(node.id, node.name, rule, operands, results, works[node.id], terms, owns))
         self._mark_returned(values, numbers)
         made = PlanGraph(ops, list(values.values()), _text(graph.func, "sym_name") or "main")
-        stored = {s for s in self._stored.values()} | set(graph.returns)
+        inside = self._inside()
         for value in made.values:
-            value.in_memory = value.kind is not None or value.number in stored
+            value.in_memory = value.kind is not None or value.number in self._stored
+            value.inside = value.number in inside
         return made
 
     def _argument(self, position: int, number: int) -> PlanValue:
@@ -112,47 +122,59 @@ class _Reader:
 
     def _traffic(self) -> dict[int, _Traffic]:
         """What every node reads from and writes to memory, and which one starts the kernel."""
-        graph, self._stored = self.graph, dict[int, int]()
+        graph, kernels = self.graph, self.kernels
+        self._stored = set[int](map(kernels.base, graph.returns))
         reads: dict[int, list[tuple[int, int]]] = {n.id: [] for n in self.nodes}
         seen: set[tuple[int, int]] = set()
         for node in self.nodes:
-            kernel = self.kernels[node.id]
+            kernel = kernels.of.get(node.id)
+            if kernel is None:
+                continue
             for position, operand in enumerate(node.operands):
-                producer = graph.values[operand].node
-                if not _is_tensor(graph, operand) or (
-                    producer is not None and self.kernels.get(producer, -1) in (kernel, -1)
-                ):
+                if not _is_tensor(graph, operand):
                     continue
-                source = self._narrowest(operand)
+                source = kernels.base(operand)
+                producer = graph.producer(source)
+                if producer is not None and kernels.of.get(producer.id) in (kernel, None):
+                    continue
+                if producer is not None:
+                    self._stored.add(source)
                 if (kernel, source) not in seen:
                     seen.add((kernel, source))
-                    reads[node.id].append((position, graph.values[source].nbytes))
-                if graph.values[source].node is not None:
-                    self._stored[operand] = source
-        written = set(self._stored.values()) | set(graph.returns)
+                    reads[node.id].append((position, self._read_bytes(operand, source)))
         started: set[int] = set()
         found = {}
         for node in self.nodes:
-            kernel = self.kernels[node.id]
-            writes = tuple((p, graph.values[r].nbytes) for p, r in enumerate(node.results) if r in written)
-            starts = kernel >= 0 and kernel not in started
-            started.add(kernel)
-            found[node.id] = _Traffic(tuple(reads[node.id]), writes, int(starts))
+            kernel = kernels.of.get(node.id)
+            writes = tuple(
+                (p, graph.values[r].nbytes) for p, r in enumerate(node.results) if r in self._stored
+            )
+            starts = kernel is not None and kernel not in started
+            if kernel is not None:
+                started.add(kernel)
+            found[node.id] = _Traffic(
+                tuple(reads[node.id]), writes if kernel is not None else (), int(starts)
+            )
         return found
 
-    def _narrowest(self, value: int) -> int:
-        """The tensor with the fewest bytes from which pointwise operations on one tensor make `value`."""
-        graph, best = self.graph, value
-        while (node := graph.producer(value)) is not None and node.id in self.kernels:
-            sources = [o for o in node.operands if _is_tensor(graph, o) and not _is_free(graph, o)]
-            if len(sources) != 1 or _starts_kernel(graph, node):
-                break
-            if graph.values[sources[0]].numel != graph.values[value].numel:
-                break
-            value = sources[0]
-            if graph.values[value].nbytes < graph.values[best].nbytes:
-                best = value
-        return best
+    def _inside(self) -> set[int]:
+        """Values that their own kernel reads, as they are or through views."""
+        kernels, found = self.kernels, set[int]()
+        for node in reversed(self.nodes):
+            for operand in node.operands:
+                if kernels.is_view(node):
+                    if node.results[0] in found:
+                        found.add(operand)
+                    continue
+                maker = self.graph.producer(kernels.base(operand))
+                if maker is not None and kernels.of.get(maker.id, -1) == kernels.of.get(node.id, -2):
+                    found.add(operand)
+        return found
+
+    def _read_bytes(self, view: int, source: int) -> int:
+        """A view may have less of its source, or repeat it, or widen it."""
+        seen, whole = self.graph.values[view], self.graph.values[source]
+        return min(seen.numel * element_bytes(whole.element), whole.nbytes)
 
     def _work(self, node: Node, rule: Rule, traffic: _Traffic) -> Work:
         graph = self.graph
@@ -170,21 +192,69 @@ class _Reader:
             dtype = RATES.get(graph.values[node.operands[0]].element, "f32")
             flops = float(matrix_ops(graph, node))
         else:
-            flops = float(scalar_ops(graph, node))
+            flops = 0.0 if self.kernels.is_view(node) else _scalar_flops(graph, node)
         if node.name == "topo.attention" and ir.BoolAttr(node.op.attributes["causal"]).value:
             triangular = rule.results[0][2][0] if rule.results[0][2] else -1
         if node.name == "topo.grouped_product":
             rows = (graph.values[node.operands[0]].shape or (0,))[0]
-        return Work(flops, dtype, tuple(reads), tuple(writes), traffic.kernels, triangular, rows)
+        made = Work(flops, dtype, tuple(reads), tuple(writes), traffic.kernels, triangular, rows)
+        kind = _MATRIX_OPS.get(node.name)
+        return made if kind is None else replace(made, kind=kind, shape=_shape(graph, node, rule))
+
+    def _beside(self, works: Mapping[int, Work]) -> dict[int, Work]:
+        """Gives operations that are a part of a kernel what the kernel does as a whole."""
+        whole: dict[int, KernelWork] = {}
+        products: dict[int, int] = {}
+        for node, kernel in self.kernels.of.items():
+            if (work := works.get(node)) is None:
+                continue
+            known = whole.get(kernel, KernelWork(0.0, "f32", 0.0, 0.0))
+            nbytes = known.nbytes + sum(size for _, size in (*work.reads, *work.writes))
+            if work.kind is None:
+                whole[kernel] = replace(known, scalars=known.scalars + work.flops, nbytes=nbytes)
+            else:
+                products[kernel] = products.get(kernel, 0) + 1
+                whole[kernel] = replace(
+                    known, flops=known.flops + work.flops, dtype=work.dtype, nbytes=nbytes
+                )
+        made = dict(works)
+        for node, kernel in self.kernels.of.items():
+            if (work := works.get(node)) is not None:
+                part = {"beside": whole[kernel]} if work.kind is None else {"products": products[kernel]}
+                made[node] = replace(work, **part)
+        return made
+
+
+# Operations of f32 that a function takes, a multiply-add counted as two: CUDA's erff has about 25 instructions, tanhf and others
+# 20, what the special function units have about 5; a division is Newton's method on a reciprocal.
+_FUNCTIONS = {"math.erf": 50, "math.exp": 10, "math.rsqrt": 10, "math.absf": 1, "arith.divf": 16}
+_OTHER_FUNCTION = 40
+
+
+def _scalar_flops(graph: Graph, node: Node) -> float:
+    """`scalar_ops`, functions with what they take."""
+    counted = float(scalar_ops(graph, node))
+    if not node.is_loop_nest:
+        return counted
+    names = [o.operation.name for o in node.op.regions[0].blocks[0].operations]
+    taken = [_FUNCTIONS.get(n, _OTHER_FUNCTION if n.startswith("math.") else 1) for n in names]
+    return counted + math.prod(node.domain) * (sum(taken) - len(taken))
+
+
+def _shape(graph: Graph, node: Node, rule: Rule) -> tuple[tuple[int, ...], ...]:
+    """The factors of rows, columns and inner dimension (of experts their number); of attention those of rows that share keys."""
+    if node.name == "linalg.contract":
+        found = analyse(graph, node)
+        return found.m, found.n, found.k
+    if node.name == "topo.attention":
+        _, heads, rows, columns = rule.results[0]
+        return (*heads[1:], *rows), columns, ()
+    rows, columns = rule.results[0]
+    return rows, columns, (len(rule.factors) - 1,)
 
 
 def _is_tensor(graph: Graph, value: int) -> bool:
     return graph.values[value].shape is not None
-
-
-def _is_free(graph: Graph, value: int) -> bool:
-    node = graph.producer(value)
-    return node is not None and node.name in FREE_OPS
 
 
 def _is_followed(graph: Graph, node: Node) -> bool:
@@ -192,22 +262,6 @@ def _is_followed(graph: Graph, node: Node) -> bool:
     if node.name in FREE_OPS:
         return False
     return any(_is_tensor(graph, v) for v in (*node.operands, *node.results))
-
-
-def _starts_kernel(graph: Graph, node: Node) -> bool:
-    return node.name in _HEAVY or node.has_reduction or bool(table_reads(graph, node))
-
-
-def _kernels(graph: Graph, nodes: list[Node]) -> dict[int, int]:
-    """Kernel number of every node; -1 for what is computed from arguments alone by each kernel that reads it."""
-    found: dict[int, int] = {}
-    for node in nodes:
-        if _starts_kernel(graph, node):
-            found[node.id] = node.id
-            continue
-        producers = [p.id for o in node.operands if (p := graph.producer(o)) is not None and p.id in found]
-        found[node.id] = max((found[p] for p in producers), default=-1)
-    return found
 
 
 def _name(graph: Graph, node: Node, value: int) -> str:

@@ -53,13 +53,13 @@ def op_costs(problem: MeshProblem, fit: Fit) -> np.ndarray[tuple[int], np.dtype[
             if operand >= 0:
                 value = graph.values[operand]
                 found[index] += costs.conversions.cost(
-                    fit.layouts[operand], chosen.operands[position], value.moved_bytes
+                    fit.layouts[operand], chosen.operands[position], value.moved_bytes, value.inside
                 )
         for position, result in enumerate(op.results):
             if result >= 0:
                 value = graph.values[result]
                 found[index] += costs.conversions.cost(
-                    chosen.results[position], fit.layouts[result], value.moved_bytes
+                    chosen.results[position], fit.layouts[result], value.moved_bytes, value.inside
                 )
     return found
 

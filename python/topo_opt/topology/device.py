@@ -118,9 +118,13 @@ class Recognition(Strict):
 
 
 class Launch(Strict):
-    """What starting one kernel costs."""
+    """What starting one kernel costs: of a CUDA graph, and by itself."""
 
     replayed_ns: Latency
+    dependent_ns: Latency | None = Field(
+        default=None,
+        description="of a CUDA graph, where a kernel starts while the one before it ends (programmatic dependent launch)",
+    )
     eager_ns: Latency
 
 
