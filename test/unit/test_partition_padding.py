@@ -18,6 +18,7 @@ from torch_mlir import ir
 from topo_opt import driver, reference
 from topo_opt.errors import TopoError
 from topo_opt.frontend.ingest import parse
+from topo_opt.pipeline import remarks
 from topo_opt.pipeline.run import run
 from topo_opt.reference.binding import find_function
 from topo_opt.sharding.annotate import lift
@@ -192,6 +193,37 @@ def test_convolutions_of_some_images_and_channels(mesh: str, shard: str, gathers
         assert not re.search(r"@aten\.\d+\(", text), "nothing is called for all images"
         assert text.count("= shard.all_gather") == gathers and "shard.all_reduce" not in text
     check_equal(ranks, arguments, reference.run(program, "main", arguments))
+
+
+class Heads(nn.Module):
+    """Three heads of four; a weight that is only turned round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.turned = nn.Linear(5, 12), nn.Parameter(torch.randn(5))
+
+    def forward(self, x):
+        heads = self.q(x).view(6, 3, 4).transpose(0, 1)
+        return torch.softmax(heads, -1), x + self.turned.flip(0)
+
+
+def test_splits_that_do_not_reach_are_told() -> None:
+    """Twelve columns divide by two, three heads do not."""
+    torch.manual_seed(0)
+    module, x = Heads().eval().requires_grad_(False), torch.randn(6, 5)
+    program = lowered(torch.export.export(module, (x,), strict=False))
+    arguments = reference.bind_inputs(program, "main", dict(module.state_dict()), [x])
+    with remarks.collect() as told:
+        ranks = partitioned(program, "x=2", "q.weight=x,_;turned=x")
+    check_equal(ranks, arguments, reference.run(program, "main", arguments))
+    first, second = told
+    assert (first.kind, second.kind) == ("not-split", "not-split")
+    assert "3 x 4 over x (2 devices) are no whole pieces" in first.reason
+    assert "the nearest number of devices is 1" in first.reason
+    assert second.subject == "turned" and "every device gathers it" in second.reason
+    with remarks.collect() as told:
+        partitioned(program, "x=3", "q.weight=x,_")
+    assert not told
 
 
 def test_fewer_elements_than_devices_are_refused(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from topo_opt.pipeline.run import run
 from topo_opt.reference.binding import find_function
 from topo_opt.runtime.numerics import compare_all
 from topo_opt.sharding.plan_reading import read_plan_graph
+from topo_opt.sharding.split_passes import split_passes
+from topo_opt.topology import load
 
 ROWS, WIDTH = 6, 128
 SPLIT = "*up.weight=x,_;*down.weight=_,x"
@@ -110,6 +112,14 @@ def test_what_is_not_rounded_is_summed_as_it_is() -> None:
     ranks = split(program, "x=2", SPLIT)
     assert set(sums(ranks)) == {"f32"}
     check_equal(ranks, arguments, reference.run(program, "main", arguments))
+
+
+def test_wide_sums_reach_both_passes() -> None:
+    """The planner is told too, which counts what moves."""
+    machine = load("h200-x2")
+    planned = split_passes("h200-x2", machine, "auto", (), wide_sums=True)
+    assert "sums=wide" in planned[0] and "topo-partition{sums=wide}" in planned
+    assert "topo-partition" in split_passes("h200-x2", machine, "x=2", ("w=x,_",))
 
 
 def test_the_planner_counts_the_bytes_that_move() -> None:

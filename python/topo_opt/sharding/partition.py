@@ -87,6 +87,7 @@ class _Partitioner:
         new = ir.Operation.create("func.func", attributes=attributes, regions=1, ip=ir.InsertionPoint(old))
         self.function = new
         block = new.regions[0].blocks.append()
+        rewritten = _rewritten_names(old)
         for value, slot in zip(self.graph.arguments, slots(old, "arguments"), strict=True):
             sharding = self.annotations.values.get(value)
             handle = self.graph.handles[value]
@@ -97,7 +98,7 @@ class _Partitioner:
             )
             self.lies[value] = sharding
             self.local[value, sharding] = argument
-            if slot.kind in _LOADED:
+            if slot.kind in _LOADED and slot.name not in rewritten:
                 self.clean.add(hash(argument))
         self.coordinate = block.add_argument(coordinate_type(self.mesh), old.location)
         return block
@@ -332,6 +333,16 @@ class _Partitioner:
         sentence = fault(rule, assignment, self.mesh)
         assert sentence is None, sentence
         return assignment
+
+
+def _rewritten_names(func: ir.Operation) -> set[str | None]:
+    """Names of tensors that any function of the module leaves a new value of."""
+    functions = [
+        view.operation
+        for view in func.parent.regions[0].blocks[0].operations
+        if view.operation.name == "func.func"
+    ]
+    return {slot.name for f in functions for slot in slots(f, "results") if slot.kind == "mutation"} - {None}
 
 
 def _entries(func: ir.Operation, name: str, count: int) -> list[dict[str, ir.Attribute]]:

@@ -21,6 +21,7 @@ from typing import Any
 
 from topo_opt.errors import InputError
 from topo_opt.sharding.annotate import RETURN, Annotations
+from topo_opt.sharding.not_split import tell
 from topo_opt.sharding.rule import DimFactors, Rule
 from topo_opt.sharding.rule_assignment import Assignment, Axes, assign, axes_of
 from topo_opt.sharding.rules import FREE_OPS, sharding_rules
@@ -273,6 +274,7 @@ def _finished(function: _Function, mesh: Mesh) -> Annotations:
             found.uses[RETURN, position] = function.returns.get(
                 position, found.values.get(value)
             ) or Sharding.replicated(len(graph.values[value].shape or ()))
+    tell(graph, function.rules, found, set(function.given.values), mesh)
     return found
 
 
