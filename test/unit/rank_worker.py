@@ -1,6 +1,6 @@
-"""One rank of a test of several processes: `python rank_worker.py FOLDER SCENARIO ...`, with the variables that torchrun sets.
+"""The ranks of a test, a process each: `python rank_worker.py WORLD PORT FOLDER SCENARIO ...`.
 
-Behind a line with the name of each scenario it prints one with what came of it.
+What rank r says is in the file said.r of the folder: behind a line with the name of each scenario one with what came of it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +22,7 @@ import topo_opt
 from topo_opt.errors import TopoError
 from topo_opt.runtime.program import Program
 
-RANK = int(os.environ["RANK"])
+RANK = 0
 LIMIT_S = 3.0
 """Instead of 25 s, for scenarios in which somebody waits."""
 
@@ -166,21 +167,59 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
     **{f"load-{act.__name__}": in_loading(act) for act in (killed, stopped, hangs, works, out_of_memory)},
 }
 
-if __name__ == "__main__":
+
+def run_rank(rank: int, world: int, port: str, folder: Path, names: list[str]) -> None:
+    """All scenarios, one after the other, as one rank."""
+    global RANK
+    RANK = rank
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    signal.alarm(230)  # in place of a test that has given up
+    said = os.open(folder / f"said.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     store = dist.distributed_c10d._get_default_store()
     store.set(f"pid/{RANK}", str(os.getpid()))
-    for name in sys.argv[2:]:
+    for name in names:
         print(f"-- {name}", flush=True)
-        SCENARIOS[name](Path(sys.argv[1]))
+        SCENARIOS[name](folder)
         if name.endswith("-stopped") and RANK == 0:
             os.kill(int(store.get("pid/1")), signal.SIGCONT)
         if name.endswith("-killed"):
-            os._exit(0)
+            return
         together(name)
     # The store ends with the first rank.
     store.set(f"out/{RANK}", "")
     if RANK == 0:
         store.wait([f"out/{r}" for r in range(dist.get_world_size())])
-    # Without the destructors of process groups, which wait for what the ranks of failed programs have left.
-    os._exit(0)
+
+
+def main(world: int, port: str, folder: Path, names: list[str]) -> int:
+    """Starts the ranks as children, which have imported everything already; 0 when those have ended well that should."""
+    children = []
+    for rank in range(world):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                run_rank(rank, world, port, folder, names)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                # Without the destructors of process groups, which wait for what the ranks of failed programs have left.
+                os._exit(code)
+        children.append(child)
+    awaited = children[:1] if any(name.endswith("-killed") for name in names) else children
+    codes = [os.waitpid(child, 0)[1] for child in awaited]
+    for child in children[len(awaited) :]:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return int(any(codes))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4:]))

@@ -44,27 +44,12 @@ def free_port() -> int:
 
 
 def start(folder: Path, world: int, *scenarios: str) -> list[dict[str, str]]:
-    """What every rank says in each scenario. Ranks that still run when the first one has ended are killed."""
-    port = free_port()
-    command = [sys.executable, str(WORKER), str(folder), *scenarios]
-    ranks = [
-        subprocess.Popen(
-            command,
-            env=environment(r, world, port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for r in range(world)
-    ]
-    gone = any(name.endswith("-killed") for name in scenarios)
-    try:
-        outputs = [r.communicate(timeout=120)[0] for r in (ranks[:1] if gone else ranks)]
-    finally:
-        for r in ranks:
-            r.kill()
-            r.wait()
-    assert all(r.returncode == 0 for r in (ranks[:1] if gone else ranks)), outputs
+    """What every rank says in each scenario."""
+    command = [sys.executable, str(WORKER), str(world), str(free_port()), str(folder), *scenarios]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    outputs = [(folder / f"said.{r}").read_text() for r in range(world)]
+    if done.returncode != 0:
+        pytest.fail("\n".join([done.stderr, *outputs]))
     said = [re.split(r"^-- (.+)$", text, flags=re.MULTILINE)[1:] for text in outputs]
     return [dict(zip(texts[::2], texts[1::2], strict=True)) for texts in said]
 
@@ -178,7 +163,7 @@ def _weights(bundle: Path) -> list[torch.Tensor]:
 # Scenario -> what the first rank is told about the second one, and by which second; its limit is 3 s, the rest is for busy machines.
 SCENARIOS = {
     "wrong-weights": ("rank 1 failed loading the bundle: the weight down.weight is float32[32, 64]", 6),
-    "other-bundle": ("rank 1 has another bundle than rank 0: kernels/, plan.json of", 6),
+    "other-bundle": ("rank 1 has another bundle than rank 0: kernels/, plan.json of ... differ", 6),
     "no-bundle": ("rank 1 has not come to load the bundle within 3 s; what it tried last failed: there is no bundle at", 8),
     "never-loads": ("rank 1 has not come to load the bundle within 3 s", 8),
     "load-hangs": ("rank 1 has got nowhere for 3 s; it is reading the weight down.weight", 9),
@@ -196,7 +181,7 @@ def test_a_rank_that_fails_ends_the_others_and_the_next_program_can_be_loaded(la
     first = start(layer, 2, *SCENARIOS)[0]
     for scenario, (sentence, seconds) in SCENARIOS.items():
         said = first[scenario]
-        assert sentence in said, (scenario, said)
+        assert all(part in said for part in sentence.split(" ... ")), (scenario, said)
         assert seconds is None or float(re.search(r"after ([\d.]+) s", said)[1]) < seconds, said
         assert "Traceback" not in said
 

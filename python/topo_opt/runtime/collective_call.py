@@ -120,3 +120,25 @@ class CollectiveCall:
         shape = list(self.target.shape)
         inner = (*shape[:dim], self.n, shape[dim] // self.n, *shape[dim + 1 :])
         self.target.view(inner).movedim(dim, 0).copy_(ordered)
+
+
+class StagedCall:
+    """One collective of ranks that share a GPU, on copies in host memory: NCCL takes one rank a GPU."""
+
+    def __init__(
+        self,
+        wait: Callable[[Any], None],
+        group: dist.ProcessGroup,
+        order: list[int],
+        step: CollectiveStep,
+        source: torch.Tensor,
+        target: torch.Tensor,
+    ):
+        self.source, self.target = source, target
+        self.given, self.found = (torch.empty(t.shape, dtype=t.dtype) for t in (source, target))
+        self.call = CollectiveCall(wait, group, order, step, self.given, self.found)
+
+    def __call__(self) -> None:
+        self.given.copy_(self.source)
+        self.call()
+        self.target.copy_(self.found)

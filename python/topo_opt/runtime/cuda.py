@@ -30,7 +30,7 @@ from topo_opt.runtime.executor import KernelSources, VariantStatus, kernel_argum
 from topo_opt.runtime.kernel_module import load_function
 from topo_opt.runtime.launch_choice import LaunchMode, bytes_per_us, choose
 from topo_opt.runtime.memory import Memory
-from topo_opt.runtime.plan import AtenStep, Kernel, KernelStep, Variant
+from topo_opt.runtime.plan import AtenStep, CollectiveStep, Kernel, KernelStep, Variant
 from topo_opt.runtime.repeated_call import DirectCall, KnownCall, RepeatedCall
 from topo_opt.runtime.steps import BoundVariant, StepFailed, bind_variant, plain_tensors
 
@@ -368,6 +368,8 @@ class CudaExecutor:
         if self.graphs == "off":
             return "graphs are switched off"
         for step in variant.steps:
+            if isinstance(step, CollectiveStep) and self.ranks is not None and self.ranks.shares_gpu:
+                return "ranks share a GPU, so that collectives go through host memory"
             if isinstance(step, AtenStep):
                 tags = getattr(aten_ops.resolve(step.op), "tags", ())
                 if torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,7 +41,10 @@ def load_rank(
         try:
             where = ranks.device = rank_device(device)
             found = ranks.agree(None, "coming together", json.dumps(_about(bundle, where)))
-            _require_same({rank: json.loads(text) for rank, text in found.items()})
+            about = [json.loads(found[rank]) for rank in range(ranks.count)]
+            _require_same(about)
+            gpus = [of["gpu"] for of in about if of["gpu"]]
+            ranks.shares_gpu = len(set(gpus)) < len(gpus)
             ranks.connect(bundle.plan)
             program = make(device=where, ranks=ranks)
             ranks.agree(None, doing)
@@ -76,19 +80,26 @@ def _about(bundle: Bundle, device: torch.device) -> dict[str, str]:
     named = ("plan.json", "constants.safetensors", "weights.safetensors")
     about: dict[str, str] = {name: files[name].sha256 for name in named if name in files}
     about["kernels/"] = hashlib.sha256(json.dumps(kernels).encode()).hexdigest()
-    return {**about, "device": device.type, "path": str(bundle.path.absolute())}
+    return {**about, "device": device.type, "gpu": _gpu(device), "path": str(bundle.path.absolute())}
 
 
-def _require_same(about: Mapping[int, Mapping[str, Any]]) -> None:
+def _gpu(device: torch.device) -> str:
+    """Which GPU of which host a device is; "" for a CPU."""
+    if device.type != "cuda":
+        return ""
+    return f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
+
+
+def _require_same(about: Sequence[Mapping[str, Any]]) -> None:
     """Raises InputError when a rank has another bundle than rank 0, or runs on another kind of device."""
     first = about[0]
-    for rank, other in sorted(about.items()):
+    for rank, other in enumerate(about):
         if other["device"] != first["device"]:
             raise InputError(
                 f"rank {rank} runs on {other['device']}, rank 0 on {first['device']}",
                 hint="give all ranks the same device=",
             )
-        names = sorted((first.keys() | other.keys()) - {"path", "device"})
+        names = sorted((first.keys() | other.keys()) - {"path", "device", "gpu"})
         differing = [name for name in names if first.get(name) != other.get(name)]
         if differing:
             raise InputError(

@@ -7,7 +7,7 @@ in a library that nothing can wake (a GPU whose collective has lost its partner)
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import os
 import sys
 import threading
@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from topo_opt.runtime.process_work import ProcessWork
 from topo_opt.runtime.rank_signs import Fault, Seen, Sign, absent, ended, silent
+from topo_opt.runtime.rank_store import note, own_connection
 
 BEAT_S = 0.5
 """Between two signs of up to `MANY` ranks; more ranks write less often, since each reads all of them."""
@@ -29,7 +30,7 @@ CLOSE_S = 0.05
 SOON_S = 0.01
 """Between two looks at the others while this rank waits for their reports."""
 LOOK_S = 0.25
-SUSPENDED_S = 5.0
+SUSPENDED_S = 2.0
 """A longer pause between two looks was one of this process, not of the others."""
 GRACE_S = 3.0
 """What is left to a call that nothing can wake, after it is clear that it waits in vain."""
@@ -55,18 +56,19 @@ class RankWatch:
     def __init__(self, store: Any, rank: int, count: int, limit_s: float):
         self.rank, self.count, self.limit_s = rank, count, limit_s
         self._last_call: weakref.ref[Any] | None = None
-        self._store = _own_connection(store)
+        self._store = own_connection(store)
         self._attempt, self._met = 0, False
         now = time.monotonic()
         self._seen = {r: Seen.nothing(now) for r in range(count) if r != rank}
         self._mine = Sign()
         self._changed = threading.Condition()
         self._wake, self._hurry, self._closing = threading.Event(), False, False
-        self._heard_at = now
+        self._heard_at = self._looked_at = now
         self._inside_since: float | None = None
         self._pending_since: float | None = None
         self._doomed_since: float | None = None
-        self._lost_store, self._lost_at, self._published = "", 0.0, -1
+        self._lost_store, self._lost_at = "", 0.0
+        self._published, self._hearings = -1, 0
         self._work = ProcessWork(0.8 * BEAT_S)
         self._beat_s = BEAT_S * max(1.0, count / MANY)
         self._threads = [
@@ -75,6 +77,7 @@ class RankWatch:
         ]
         for thread in self._threads:
             thread.start()
+        _open.add(self)
 
     # What the program tells of itself.
 
@@ -89,7 +92,7 @@ class RankWatch:
         self._last_call = weakref.ref(done)
 
     def _pending(self) -> bool:
-        event = self._last_call() if self._last_call is not None else None
+        event = self._last_call and self._last_call()
         return event is not None and not event.query()
 
     def tell(self, doing: str) -> None:
@@ -146,14 +149,21 @@ class RankWatch:
         """Tells the others that this rank needs them no more, and ends the threads."""
         if self._closing:
             return
-        with self._changed:
-            self._mine = replace(self._mine, left=True)
-        self._tell()
-        self._closing = True
-        self._wake.set()
+        if not self._mine.failed:
+            with self._changed:
+                self._mine = replace(self._mine, left=True)
+            self._tell()
+        self.dismiss()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout=2.0)
+
+    def dismiss(self) -> None:
+        """As `close`, without waiting: the last sign is on its way."""
+        with self._changed:
+            self._mine = replace(self._mine, left=True)
+        self._closing = True
+        self._wake.set()
 
     def _tell(self) -> None:
         """Waits until this rank's sign is published, and read: whoever holds the store may be about to end."""
@@ -182,6 +192,8 @@ class RankWatch:
         now = time.monotonic()
         with self._changed:
             found = ended(self._seen, self._mine.stage)
+            if found is None and now - self._looked_at > SUSPENDED_S:
+                return None  # this process has stood still, and has heard nothing since
             if found is None and self._lost_store and now - self._lost_at > ENDED_S:
                 found = Fault(f"{self._holder()} has ended: {self._lost_store}", "start all ranks again")
             if found is None and now - self._heard_at > self.limit_s:
@@ -218,6 +230,7 @@ class RankWatch:
         with self._changed:
             self._mine = self._mine.reporting(number, report)
         self._hurry = True
+        before = self._hearings
         try:
             with self.stage(doing), self.waiting():
                 while True:
@@ -226,7 +239,8 @@ class RankWatch:
                     if failed is not None:
                         return failed
                     found = self._reports(number)
-                    if len(found) == len(self._seen):
+                    # A rank may have failed since it was last heard.
+                    if len(found) == len(self._seen) and self._hearings > before:
                         self._met = True
                         return found | {self.rank: report}
                     fault = self.fault()
@@ -287,6 +301,7 @@ class RankWatch:
             for rank, text in notes.items():
                 self._seen[rank].note = text or self._seen[rank].note
             self._heard_at, self._published = now, mine.beat
+            self._hearings += 1
             self._changed.notify_all()
         return not last
 
@@ -317,14 +332,15 @@ class RankWatch:
 
     def look(self, pause_s: float) -> bool:
         """Judges the others once, `pause_s` after the last time; whether to go on."""
-        if pause_s > SUSPENDED_S:
-            with self._changed:
+        now = time.monotonic()
+        with self._changed:
+            self._looked_at = now
+            if pause_s > SUSPENDED_S:
                 self._heard_at += pause_s
                 for about in self._seen.values():
                     about.shift(pause_s)
         if self._closing:
             return False
-        now = time.monotonic()
         if not self._pending():
             self._pending_since = None
         elif self._pending_since is None:
@@ -341,24 +357,20 @@ class RankWatch:
             self._doomed_since = now
         elif now - self._doomed_since > GRACE_S:
             hint = f" ({fault.hint})" if fault.hint else ""
-            print(
-                f"error: rank {self.rank} ends, it waits in vain: {fault.message}{hint}",
-                file=sys.stderr,
-                flush=True,
-            )
+            told = f"error: rank {self.rank} ends, it waits in vain: {fault.message}{hint}"
+            print(told, file=sys.stderr, flush=True)
             os._exit(1)
         return True
 
 
-def write_note(store: Any, rank: int, text: str) -> None:
-    """Leaves word for ranks that wait for this one to load: what it could not open, "" when it is about to load."""
-    store.set(f"topo-opt/note/{rank}", text)
+_open: weakref.WeakSet[RankWatch] = weakref.WeakSet()
 
 
-def note(store: Any, rank: int) -> str:
-    """What that rank has left word of."""
-    key = f"topo-opt/note/{rank}"
-    return store.get(key).decode(errors="replace") if store.check([key]) else ""
+@atexit.register
+def _close_all() -> None:
+    """A process that ends in order does not let the others believe that it has died."""
+    for watch in list(_open):
+        watch.close()
 
 
 def _talk(watch: RankWatch) -> None:
@@ -374,10 +386,3 @@ def _guard(watch: RankWatch) -> None:
         if not watch.look(now - last):
             return
         last = now
-
-
-def _own_connection(store: Any) -> Any:
-    """A store of one's own: a call that waits on a shared one would keep others waiting."""
-    with contextlib.suppress(RuntimeError, NotImplementedError, AttributeError):
-        return store.clone()
-    return store

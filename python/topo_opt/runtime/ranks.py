@@ -19,11 +19,12 @@ import torch
 import torch.distributed as dist
 
 from topo_opt.errors import InputError, TopoError
-from topo_opt.runtime.collective_call import CollectiveCall
+from topo_opt.runtime.collective_call import CollectiveCall, StagedCall
 from topo_opt.runtime.plan import CollectiveStep, Plan
 from topo_opt.runtime.rank_parts import cut
 from topo_opt.runtime.rank_signs import Fault
-from topo_opt.runtime.rank_watch import LONGEST_S, RankWatch, write_note
+from topo_opt.runtime.rank_store import write_note
+from topo_opt.runtime.rank_watch import LONGEST_S, RankWatch
 from topo_opt.sharding.parts import Dims, groups, part
 from topo_opt.sharding.spec import Mesh
 
@@ -65,8 +66,11 @@ class Ranks:
         self._order: dict[tuple[str, ...], list[int]] = {}
         self._broken: Fault | None = None
         self._calls = self._agreements = 0
+        self.shares_gpu = False
+        """Whether ranks have been put on the same GPU: collectives go through host memory, and no graph can hold them."""
         self.watch = _new_watch(timeout_s)
-        self._close = weakref.finalize(self, self.watch.close)
+        # Garbage is collected in the middle of other work, also of calls.
+        weakref.finalize(self, self.watch.dismiss).atexit = False
 
     def connect(self, plan: Plan) -> None:
         """Makes the process groups, which all ranks do together.
@@ -74,7 +78,7 @@ class Ranks:
         Raises:
             RankFailure: one of them did not.
         """
-        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        backend = "nccl" if self.device.type == "cuda" and not self.shares_gpu else "gloo"
         # The watch comes first; without it, a collective of NCCL ends its process after this time.
         limit = timedelta(seconds=self.timeout_s + 30 if backend == "nccl" else LONGEST_S)
 
@@ -221,8 +225,10 @@ class Ranks:
                 work.wait(timedelta(seconds=POLL_S))
                 return
             except RuntimeError:
+                # Over by now, well or not; or only the time of this look is.
                 if work.is_completed():
-                    raise
+                    work.wait()
+                    return
             fault = self.watch.fault()
             if fault is not None:
                 self._broken = fault
@@ -249,7 +255,7 @@ class Ranks:
     def close(self) -> None:
         """Tells the other ranks that this one needs them no more."""
         self._broken = self._broken or Fault("the program was closed")
-        self._close()
+        self.watch.close()
 
     def bind(self, step: CollectiveStep, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
         """The collective on this memory, done as often as called.
@@ -257,9 +263,8 @@ class Ranks:
         Raises (when called):
             RankFailure: it did not come to its end.
         """
-        collective = CollectiveCall(
-            self.wait, self._groups[step.axes], self._order[step.axes], step, source, target
-        )
+        kind = StagedCall if self.shares_gpu else CollectiveCall
+        collective = kind(self.wait, self._groups[step.axes], self._order[step.axes], step, source, target)
         doing = f"waiting at {step.kind} over {', '.join(step.axes)}"
 
         def run() -> None:
@@ -270,7 +275,7 @@ class Ranks:
             self._guarded(collective)
 
         # What a graph captures is told of by the call.
-        return run if self.device.type == "cuda" else run_named
+        return run if self.device.type == "cuda" and not self.shares_gpu else run_named
 
 
 def _new_watch(timeout_s: float) -> RankWatch:
