@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from topo_opt.errors import InputError
-from topo_opt.sharding.plan_graph import PlanOp
+from topo_opt.sharding.plan_graph import PlanOp, Work
 from topo_opt.sharding.solver import FORBIDDEN, Table
 from topo_opt.sharding.strategies import Strategy
 from topo_opt.topology import Device, Topology
@@ -214,14 +214,14 @@ def local_shape(op: PlanOp, strategy: Strategy, sizes: Sequence[int]) -> tuple[i
 
 def least_cost(op: PlanOp, count: int, prices: Prices, kinds: Sequence[str]) -> int:
     """Picoseconds that `count` devices take at least: everything split evenly, and nothing but bytes or operations counted."""
-    work = op.work
+    work = settled(op.work, prices, kinds[0])
     nbytes = sum(size for _, size in (*work.reads, *work.writes)) / count
     if work.shared_rows:  # which matrices are read is only known for a split of the rows
         nbytes = 0.0
     flops = work.flops / count
     found = min(picoseconds(prices.launch(d)) for d in kinds) * work.kernels
     shapes = _shapes_of_parts(op, count)
-    return found + min(_work_cost(op, flops, nbytes, s, prices, d) for d in kinds for s in shapes)
+    return found + min(_work_cost(work, flops, nbytes, s, prices, d) for d in kinds for s in shapes)
 
 
 def _shapes_of_parts(op: PlanOp, count: int) -> list[tuple[int, int, int] | None]:
@@ -236,34 +236,36 @@ def _shapes_of_parts(op: PlanOp, count: int) -> list[tuple[int, int, int] | None
 def compute_table(
     op: PlanOp, choices: Sequence[Strategy], sizes: Sequence[int], prices: Prices, kinds: Sequence[str]
 ) -> Table:
-    """Picoseconds of every strategy on the slowest of the devices `kinds`, kernel starts included."""
+    """Picoseconds of every strategy on the slowest of the devices `kinds`, kernel starts included. The work is settled."""
     costs = np.zeros(len(choices), dtype=np.int64)
     known: dict[object, int] = {}
     for i, choice in enumerate(choices):
         key = (*local_work(op, choice, sizes), local_shape(op, choice, sizes))
         if key not in known:
-            known[key] = max(_work_cost(op, *key, prices, d) for d in kinds)
+            known[key] = max(_work_cost(op.work, *key, prices, d) for d in kinds)
         costs[i] = known[key]
     return costs + max(picoseconds(prices.launch(d)) for d in kinds) * op.work.kernels
 
 
+def settled(work: Work, prices: Prices, device: str) -> Work:
+    """What counts of the work of an operation that is a part of a kernel.
+
+    Where operations bind the kernel its bytes hide behind them, and the other way round.
+    """
+    beside = work.beside
+    if beside is None:
+        return work
+    computing = prices.compute(beside.flops, 0.0, beside.dtype, device)
+    computing += prices.compute(beside.scalars, 0.0, "f32", device)
+    if computing > prices.compute(0.0, beside.nbytes, beside.dtype, device):
+        return replace(work, reads=(), writes=(), beside=None)
+    return replace(work, flops=0.0, beside=None)
+
+
 def _work_cost(
-    op: PlanOp,
-    flops: float,
-    nbytes: float,
-    shape: tuple[int, int, int] | None,
-    prices: Prices,
-    device: str,
+    work: Work, flops: float, nbytes: float, shape: tuple[int, int, int] | None, prices: Prices, device: str
 ) -> int:
-    """Picoseconds of an operation; one that is a part of a kernel adds to what binds the kernel, and hides behind it otherwise."""
-    work, beside = op.work, op.work.beside
-    if beside is not None:
-        computing = prices.compute(beside.flops, 0.0, beside.dtype, device)
-        computing += prices.compute(beside.scalars, 0.0, "f32", device)
-        if computing > prices.compute(0.0, beside.nbytes, beside.dtype, device):
-            nbytes = 0.0
-        else:
-            flops = 0.0
+    """Picoseconds of an operation, or of its part of a kernel."""
     if not flops and not nbytes:
         return 0
     kind = work.kind or "loops"

@@ -161,7 +161,8 @@ class Conversions:
         self._plans: dict[tuple[tuple[Layout, ...], tuple[Layout, ...]], tuple[list[Step], Table]] = {}
         self._priced: dict[tuple[str, Axes, int], int] = {}
         self._tables: dict[tuple[int, int, int, bool], Table] = {}
-        self._lists: dict[tuple[Layout, ...], tuple[int, tuple[Layout, ...]]] = {}
+        self._lists: dict[tuple[Layout, ...], int] = {}
+        self._numbers: dict[int, tuple[int, tuple[Layout, ...]]] = {}
 
     def step_cost(self, step: Step, nbytes: int) -> int:
         """Picoseconds of one step for a tensor of `nbytes` in all."""
@@ -202,7 +203,12 @@ class Conversions:
         return known
 
     def _number(self, layouts: tuple[Layout, ...]) -> int:
-        return self._lists.setdefault(layouts, (len(self._lists), layouts))[0]
+        """A number of the list. Hashing long lists takes time: an object that was seen is known by its address."""
+        known = self._numbers.get(id(layouts))
+        if known is None:
+            number = self._lists.setdefault(layouts, len(self._lists))
+            known = self._numbers[id(layouts)] = (number, layouts)
+        return known[0]
 
     def _steps(self, sources: tuple[Layout, ...], targets: tuple[Layout, ...]) -> tuple[list[Step], Table]:
         known = self._plans.get((sources, targets))

@@ -141,6 +141,7 @@ class _Planner:
     def __init__(self, graph: PlanGraph, prices: Prices, near: Closeness, options: PlanOptions):
         self.graph, self.prices, self.near, self.options = graph, prices, near, options
         self.layer_of = layers_of(graph).layer_of
+        self._least_costs: dict[tuple[int, tuple[str, ...]], int] = {}
         self.best: Plan | None = None
         self.candidates: list[Candidate] = []
         self.smallest: tuple[Fit, Mesh, int] | None = None
@@ -205,11 +206,14 @@ class _Planner:
 
     def _least(self, costs: Costs) -> int:
         """Picoseconds that the work takes at least on the mesh, by what its devices can do at best together."""
-        found: dict[int, int] = {}
-        for kind, op in zip(self.graph.kinds, self.graph.ops):
-            if kind not in found:
-                found[kind] = least_cost(op, len(costs.mesh.devices), self.prices, costs.kinds)
-        return sum(found[kind] for kind in self.graph.kinds)
+        key = (len(costs.mesh.devices), tuple(costs.kinds))
+        if key not in self._least_costs:
+            found: dict[int, int] = {}
+            for kind, op in zip(self.graph.kinds, self.graph.ops):
+                if kind not in found:
+                    found[kind] = least_cost(op, key[0], self.prices, costs.kinds)
+            self._least_costs[key] = sum(found[kind] for kind in self.graph.kinds)
+        return self._least_costs[key]
 
     def _whole(self, problem: MeshProblem, fitting: Fitting, free: Fit, limit: int, most: int) -> Fit | None:
         """The mesh as it is, one stage."""

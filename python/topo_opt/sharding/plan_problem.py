@@ -13,16 +13,16 @@ arguments and of what is alive at a point, see `plan_memory.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from topo_opt.sharding.cost import Prices, compute_table, device_kinds, picoseconds
+from topo_opt.sharding.cost import Prices, compute_table, device_kinds, picoseconds, settled
 from topo_opt.sharding.cost_reshard import Conversions
-from topo_opt.sharding.plan_graph import PlanGraph, PlanValue
+from topo_opt.sharding.plan_graph import PlanGraph, PlanOp, PlanValue, Work
 from topo_opt.sharding.solver import FORBIDDEN, Problem, Solution, Table
 from topo_opt.sharding.spec import Mesh
-from topo_opt.sharding.strategies import Axes, Layout, Strategy, replicated, strategies
+from topo_opt.sharding.strategies import Axes, Layout, Strategy, divisibility, replicated, strategies
 
 Pin = Callable[[tuple[Layout, ...]], tuple[Layout, ...]]
 """The layouts that a pinned value may lie in, given those that it could lie in without the pin."""
@@ -39,6 +39,11 @@ class Costs:
         self.conversions = Conversions(self.sizes, self._price, self._cut)
         self.kinds = device_kinds(prices, mesh.devices)
         self._strategies: dict[int, tuple[list[Strategy], Table]] = {}
+        self._form: dict[int, int] = {}
+        self._forms: dict[object, int] = {}
+        self._choices: list[list[Strategy]] = []
+        self._tables: dict[tuple[int, Work], Table] = {}
+        self._lists: dict[tuple[Layout, ...], tuple[Layout, ...]] = {}
         self._layouts: dict[tuple[int, int, str], tuple[Layout, ...]] = {}
         self.tables: dict[object, Table] = {}
 
@@ -64,18 +69,33 @@ class Costs:
         known = self._strategies.get(kind)
         if known is None:
             op = graph.ops[index]
-            choices = strategies(op, self.sizes)
-            table = compute_table(op, choices, self.sizes, self.prices, self.kinds)
-            known = self._strategies[kind] = (choices, table)
+            form = self._form_of(op)
+            work = settled(op.work, self.prices, self.kinds[0])
+            table = self._tables.get((form, work))
+            if table is None:
+                alike = replace(op, work=work)
+                table = compute_table(alike, self._choices[form], self.sizes, self.prices, self.kinds)
+                self._tables[form, work] = table
+            self._form[kind] = form
+            known = self._strategies[kind] = (self._choices[form], table)
         return known
 
+    def _form_of(self, op: PlanOp) -> int:
+        """A number that operations with equal strategies share, whatever their sizes and costs."""
+        key = (divisibility(op.rule, self.sizes), op.rule.operands, op.rule.results, op.terms, op.owns)
+        form = self._forms.setdefault(key, len(self._forms))
+        if form == len(self._choices):
+            self._choices.append(strategies(op, self.sizes))
+        return form
+
     def side(self, graph: PlanGraph, index: int, position: int, which: str) -> tuple[Layout, ...]:
-        """The layout of an operand or result under every strategy."""
+        """The layout of an operand or result under every strategy. Equal ones are one object."""
         choices, _ = self.strategies(graph, index)
-        key = (graph.kinds[index], position, which)
+        key = (self._form[graph.kinds[index]], position, which)
         known = self._layouts.get(key)
         if known is None:
-            known = self._layouts[key] = tuple(getattr(s, which)[position] for s in choices)
+            made = tuple(getattr(s, which)[position] for s in choices)
+            known = self._layouts[key] = self._lists.setdefault(made, made)
         return known
 
 

@@ -80,6 +80,14 @@ def strategies(op: PlanOp, sizes: Sequence[int]) -> list[Strategy]:
     return found
 
 
+def divisibility(rule: Rule, sizes: Sequence[int]) -> tuple[object, ...]:
+    """All that the strategies of a rule depend on but its dimensions: of every factor what divides it, and what splits it up."""
+    parts = sorted(
+        {math.prod(some) for n in range(len(sizes) + 1) for some in itertools.combinations(sizes, n)}
+    )
+    return tuple((f.kind, f.combiner, *((f.size % p == 0, f.size == p) for p in parts)) for f in rule.factors)
+
+
 def exclusions(rule: Rule, sizes: Sequence[int]) -> list[Excluded]:
     """Factors that some axis does not divide, with the numbers."""
     return [
