@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from topo_opt.pipeline import remarks
+from topo_opt.pipeline.diagnostics import place_of
 from topo_opt.sharding.annotate import Annotations
 from topo_opt.sharding.rule import Rule
 from topo_opt.sharding.rule_assignment import factor_axes
@@ -39,7 +40,7 @@ def tell(graph: Graph, rules: Sequence[Rule], found: Annotations, asked: set[int
         taken = [found.uses.get((n.id, p)) for n in readers for p, v in enumerate(n.operands) if v == value]
         if readers and value not in graph.returns and all(use is None or use.is_replicated for use in taken):
             reason = f"nothing that reads it can be computed in parts ({', '.join(sorted({n.name for n in readers}))}), so every device gathers it"
-            remarks.emit(KIND, str(name), reason)
+            remarks.emit(KIND, str(name), reason, _where(readers[0]))
 
 
 def _tell_view(graph: Graph, node: Node, rule: Rule, found: Annotations, mesh: Mesh) -> None:
@@ -62,10 +63,16 @@ def _tell_view(graph: Graph, node: Node, rule: Rule, found: Annotations, mesh: M
                 f"{' x '.join(map(str, pieces))} {over} are no whole pieces of the first, so every device gathers all of it; "
                 f"the nearest number of devices is {nearest}"
             )
-        remarks.emit(KIND, _place(node), reason)
+        remarks.emit(KIND, _name(node), reason, _where(node))
 
 
-def _place(node: Node) -> str:
-    """Where in the model, layers not told apart."""
+def _name(node: Node) -> str:
+    """What the model calls it, layers not told apart."""
     named = re.match(r'loc\("(?:fxnode:)?([^"]*)"(?!:\d)', str(node.op.location))
     return re.sub(r"\d+", "*", named[1]) if named else node.name
+
+
+def _where(node: Node) -> str | None:
+    """The line of the model's source."""
+    file, line, _ = place_of(node.op.location)
+    return f"{file}:{line}" if file else None
