@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from torch_mlir import ir
 from torch_mlir.dialects import func, tensor
 
 from topo_opt.passes.base import Pass
-from topo_opt.passes.schedule.outline import clone_nodes
+from topo_opt.passes.schedule.outline import callee, clone_nodes, kernels_of, name_kernel
 from topo_opt.passes.schedule.roles import Roles, memory_operands
 from topo_opt.structured.graph import element_bytes
 
@@ -57,7 +56,7 @@ class AlignOperands(Pass):
         calls: dict[str, list[ir.Operation]] = {}
         for call in (v.operation for f in plans for v in f.regions[0].blocks[0].operations):
             if call.name == "func.call":
-                calls.setdefault(ir.FlatSymbolRefAttr(call.attributes["callee"]).value, []).append(call)
+                calls.setdefault(callee(call), []).append(call)
         rewriter = _Rewriter(module.operation)
         for function in functions:
             if "topo.kernel" not in function.attributes:
@@ -186,7 +185,7 @@ class _Rewriter:
         with kind.context, ir.Location.unknown():
             made = ir.Operation.parse(text)
             ir.InsertionPoint(self.module.regions[0].blocks[0]).insert(made)
-            return self._named(made.operation, "loops")
+            return name_kernel(made.operation, "loops", kernels_of(self.module))
 
     def _kernel(self, kernel: Kernel, rows: Mapping[int, int]) -> str:
         graph, function = kernel.graph, kernel.graph.func
@@ -208,19 +207,7 @@ class _Rewriter:
             mapping = dict(zip(graph.arguments, given))
             clone_nodes(Roles(graph), graph.nodes, mapping)
             func.ReturnOp([mapping[v] for v in graph.returns])
-        return self._named(made.operation, kernel.attributes["family"])
-
-    def _named(self, made: ir.Operation, family: str) -> str:
-        """The name of a new function, which is erased where there is an equal one."""
-        text = made.get_asm(use_local_scope=True)
-        name = f"k_{family}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
-        for view in self.module.regions[0].blocks[0].operations:
-            other = view.operation
-            if "sym_name" in other.attributes and ir.StringAttr(other.attributes["sym_name"]).value == name:
-                made.erase()
-                return name
-        made.attributes["sym_name"] = ir.StringAttr.get(name, made.context)
-        return name
+        return name_kernel(made.operation, kernel.attributes["family"], kernels_of(self.module))
 
 
 def _longer(kind: ir.Type, length: int) -> ir.RankedTensorType:

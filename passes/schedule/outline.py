@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch_mlir import ir
@@ -23,6 +23,36 @@ class Group:
 
     nodes: tuple[Node, ...]
     attributes: Mapping[str, ir.Attribute]
+
+
+def kernels_of(module: ir.Operation) -> dict[str, ir.Operation]:
+    """The kernel functions of a module by name."""
+    functions = (v.operation for v in module.regions[0].blocks[0].operations)
+    return {
+        ir.StringAttr(f.attributes["sym_name"]).value: f for f in functions if "topo.kernel" in f.attributes
+    }
+
+
+def callee(call: ir.Operation) -> str:
+    """The name of the function that a `func.call` calls."""
+    return ir.FlatSymbolRefAttr(call.attributes["callee"]).value
+
+
+def kernel_name(made: ir.Operation, family: str) -> str:
+    """The name of a kernel function: the digest of its text, in which it has another name."""
+    # Local scope: otherwise the printer numbers, names and verifies the whole module for every kernel.
+    text = made.get_asm(use_local_scope=True)
+    return f"k_{family}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+def name_kernel(made: ir.Operation, family: str, known: Container[str]) -> str:
+    """Names a new kernel function; erases it where its name is `known`, as that of an equal one."""
+    name = kernel_name(made, family)
+    if name in known:
+        made.erase()
+    else:
+        made.attributes["sym_name"] = ir.StringAttr.get(name, made.context)
+    return name
 
 
 def closure(roles: Roles, nodes: Sequence[Node]) -> tuple[list[Node], list[int]]:
@@ -136,9 +166,7 @@ class Outliner:
         with ir.InsertionPoint(body), ir.Location.unknown():
             clone_nodes(roles, needed, mapping)
             func.ReturnOp([mapping[v] for v in results])
-        # Local scope: otherwise the printer numbers, names and verifies the whole module for every kernel.
-        text = outlined.operation.get_asm(use_local_scope=True)
-        return outlined.operation, f"k_{family}_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+        return outlined.operation, kernel_name(outlined.operation, family)
 
 
 def _key(roles: Roles, group: Group, inputs: Sequence[int], results: Sequence[int]) -> tuple:

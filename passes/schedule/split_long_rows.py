@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ from torch_mlir.dialects import func
 
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.base import Pass
-from topo_opt.passes.schedule.outline import clone_nodes
+from topo_opt.passes.schedule.outline import callee, clone_nodes, kernels_of, name_kernel
 from topo_opt.passes.schedule.roles import VIEWS, Roles
 from topo_opt.structured.graph import Graph
 
@@ -207,15 +206,7 @@ class _Split:
         with graph.func.context, ir.InsertionPoint(body), ir.Location.unknown():
             clone_nodes(Roles(graph), [graph.nodes[n] for n in nodes], mapping)
             func.ReturnOp([mapping[v] for v in results])
-        text = made.operation.get_asm(use_local_scope=True)
-        name = f"k_loops_{hashlib.sha256(text.encode()).hexdigest()[:10]}"
-        for view in block.operations:
-            other = view.operation
-            if "sym_name" in other.attributes and ir.StringAttr(other.attributes["sym_name"]).value == name:
-                made.operation.erase()
-                return name
-        made.operation.attributes["sym_name"] = ir.StringAttr.get(name, graph.func.context)
-        return name
+        return name_kernel(made.operation, "loops", kernels_of(self.module))
 
 
 def _needed(graph: Graph, results: Sequence[int], known: set[int]) -> tuple[list[int], list[int]]:
@@ -239,7 +230,7 @@ def _replace_calls(function: ir.Operation, split: dict[str, _Split]) -> None:
         call = view.operation
         if call.name != "func.call":
             continue
-        found = split.get(ir.FlatSymbolRefAttr(call.attributes["callee"]).value)
+        found = split.get(callee(call))
         if found is None:
             continue
         graph = found.graph

@@ -56,6 +56,8 @@ TILES = {
     "sliced": {"split": 1, "n": 16, "k": 64, "slices": 4, "warps": 4, "stages": 3},
     "sliced split": {"split": 2, "n": 8, "k": 128, "slices": 8, "warps": 8, "stages": 2},
     "one step": {"split": 4, "n": 16, "k": 64, "warps": 4, "stages": 1},
+    "ahead": {"split": 2, "n": 16, "k": 32, "warps": 4, "stages": 3, "ahead": 3},
+    "all ahead": {"split": 1, "n": 32, "k": 64, "slices": 2, "warps": 4, "stages": 3, "ahead": 6},
 }
 ROWS = {
     "vector": 2,
@@ -65,6 +67,8 @@ ROWS = {
     "skinny": 16,
     "split": 5,
     "one step": 20,
+    "ahead": 7,
+    "all ahead": 6,
     "sliced": 8,
     "sliced split": 3,
 }

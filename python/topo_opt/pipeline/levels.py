@@ -43,6 +43,8 @@ def _schedule(level: int, topology: str | None, split: Sequence[str]) -> list[st
     form = f"topo-form-kernels{{{_FUSE[level]}}}"
     # Ops that were cloned for several consumers may have met again in one kernel.
     merge = ("cse",) if level > 0 else ()
+    # Between kernels: which product makes the rows of which other.
+    hand_over = ("topo-hand-over-norms",) if level > 1 else ()
     once = ("topo-mark-load-time",) if level > 0 else ()
     return [
         *recognise,
@@ -53,6 +55,7 @@ def _schedule(level: int, topology: str | None, split: Sequence[str]) -> list[st
         experts,
         form,
         *merge,
+        *hand_over,
         *rows,
         *align,
         # On whole kernels: which buffer dies where is known only after they are formed.

@@ -266,7 +266,7 @@ def _forward(graph: Graph, node: Node, position: int, indices: list[Expr]) -> li
         return _forward_slice(graph, node, indices)
     if node.name != "linalg.generic" or node.has_reduction or position >= len(node.maps):
         return None
-    loop = _loop_at(node, position, indices)
+    loop = loop_at(node, position, indices)
     if loop is None:
         return None
     if any(index is None for index in loop):
@@ -275,7 +275,7 @@ def _forward(graph: Graph, node: Node, position: int, indices: list[Expr]) -> li
     return [node.output_map(i).apply(complete) for i in range(len(node.results))]
 
 
-def _loop_at(node: Node, position: int, indices: Sequence[Expr]) -> list[Expr | None] | None:
+def loop_at(node: Node, position: int, indices: Sequence[Expr]) -> list[Expr | None] | None:
     """Loop indices at which an operand is read at `indices`, None for those that these leave open."""
     index_map = node.maps[position]
     loop: list[Expr | None] = [ZERO if size == 1 else None for size in node.domain]
@@ -302,6 +302,7 @@ __all__ = [
     "is_empty_reduction",
     "is_movement",
     "kept_dims",
+    "loop_at",
     "reassociation",
     "rotation_partner",
     "slice_parameters",

@@ -7,13 +7,17 @@ from dataclasses import replace
 
 from torch_mlir import ir
 
-from topo_opt.codegen.triton import gemm_matrix_tiles
+from topo_opt.codegen.triton import gemm_matrix_tiles, gemm_skinny_tiles
 from topo_opt.codegen.triton.gemm_figures import Figures, figures_of
 from topo_opt.codegen.triton.gemm_tiles import few_rows
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.target import Target
 
-_KEPT = 20
+_KEPT = 32
+_PLAIN = 16
+"""Tiles that stand in front of those with more blocks ahead."""
+_AHEAD = 5
+"""Tiles that are tried with more blocks ahead."""
 
 
 def tiles(
@@ -45,6 +49,9 @@ def tiles(
     joint = replace(first, columns=columns, products=1, weight_bytes=first.weight_bytes / first.products)
     if forms == {False}:
         streamed = [tile for _, tile in few_rows(alone, joint)]
+        skinny = [tile for tile in streamed if "split" in tile]
+        ahead = gemm_skinny_tiles.with_more_ahead(joint, skinny[:_AHEAD])
+        streamed = [*streamed[:_PLAIN], *ahead, *streamed[_PLAIN:]]
         split = [[tile | {"n": tile["n"] // p} for p in parts] for tile in streamed]
         return [tiles for tiles in split if all(t["n"] >= _narrowest(t) for t in tiles)][:_KEPT]
     if first.element == "f32":

@@ -6,7 +6,7 @@
 * `m`, `n`, `k`, `group`, `warps`, `stages`: matrix form (`gemm_matrix`), tensor cores, one tile of the result a program;
   `persistent`, `tma` and `splits` (programs that share a tile, each with its range of k) as options;
 * `split`, `n`, `k`, `warps`, `stages`: skinny form (`gemm_skinny`), few rows beside many weights; with `slices` (parts of a block
-  of k, one or more a warp) the warps of a program share k;
+  of k, one or more a warp) the warps of a program share k; `ahead` blocks of weights are requested before the wait (1);
 * `n`, `k`, `warps`, `repeat` (blocks of columns a program, 1): vector form (`gemm_vector`), very few rows, weights streamed
   through registers.
 """

@@ -12,12 +12,14 @@ from math import prod
 
 from topo_opt.codegen.kernel_source import KernelSource, Param, Scratch
 from topo_opt.codegen.triton import dependent_launch
-from topo_opt.codegen.triton.contraction import Contraction, find_all
+from topo_opt.codegen.triton.contraction import find_all
 from topo_opt.codegen.triton.element_types import compute_type, storage_type
 from topo_opt.codegen.triton.emit import Axis, Value
+from topo_opt.codegen.triton.gemm_row_parts import RowParts
+from topo_opt.codegen.triton.gemm_terms import Accumulator, Block, Place, Statistic, is_identity
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.packed_weights import interleaved, steps_in_an_element
-from topo_opt.codegen.triton.reductions import Combiner, Recognised, recognise
+from topo_opt.codegen.triton.reductions import recognise
 from topo_opt.codegen.triton.regions import evaluate_region
 from topo_opt.codegen.triton.rehearsal import Load, RehearsingEmitter, Request
 from topo_opt.codegen.triton.update import WRITES, destination
@@ -26,51 +28,6 @@ from topo_opt.errors import UnsupportedError
 from topo_opt.structured.access import domain_indices, forward_indices
 from topo_opt.structured.graph import Node
 from topo_opt.structured.index import Expr, contiguous_strides, delinearize, strided, symbol
-
-
-@dataclass(frozen=True)
-class Accumulator:
-    """A product that the epilogue reads: a contraction at a row and at a column expression."""
-
-    request: Request
-    contraction: Contraction
-    row: Expr
-    column: Expr
-
-
-@dataclass(frozen=True)
-class Statistic:
-    """A reduction over k of a row."""
-
-    request: Request
-    node: Node
-    recognised: Recognised
-
-    @property
-    def combiner(self) -> Combiner:
-        return self.recognised.combiner
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the value of a tile column goes: result `position`, whose value `value` is computed at `indices`."""
-
-    position: int
-    value: int
-    indices: tuple[Expr, ...]
-
-
-@dataclass(frozen=True)
-class Block:
-    """The shape of a block of weights, as source, and which of its dimensions is k."""
-
-    shape: tuple[str, ...]
-    k: int
-
-    def of(self, packed: int) -> str:
-        """Source of the shape where `packed` steps of k are one."""
-        sizes = [f"{s} // {packed}" if i == self.k and packed > 1 else s for i, s in enumerate(self.shape)]
-        return f"({', '.join(sizes)})"
 
 
 @dataclass
@@ -91,6 +48,7 @@ class Gemm:
                 hint="parts * period divides the columns",
             )
         self.columns = self.n // self.parts
+        self.row_parts = RowParts(self)
         self.tile = kernel.attributes.get("tile", {})
         self.pdl: bool = bool(kernel.attributes.get("pdl", False))
         self.element = graph.values[self.contractions[0].operand("left")[1]].element
@@ -164,6 +122,9 @@ class Gemm:
                     source = value if update is None else _update_source(update)
                     if source in reached:
                         found[Place(number, value, tuple(reached[source]))] = None
+        for value, chunks in self.row_parts.chunks.items():
+            where = tuple(self.row_parts.indices(value, row))
+            found[Place(graph.returns.index(value), value, where, chunks.size)] = None
         return sorted(found, key=lambda p: p.position)
 
     def check_coverage(self, places: Sequence[Place], elements: int) -> None:
@@ -176,7 +137,7 @@ class Gemm:
         for position, value in enumerate(graph.returns):
             update = self._updates.get(value)
             shape = graph.values[value if update is None else _update_source(update)].shape or ()
-            if elements * sum(p.position == position for p in places) != prod(shape):
+            if sum(elements // p.columns for p in places if p.position == position) != prod(shape):
                 raise UnsupportedError("a result of a gemm kernel that is not one-to-one with the product")
 
     def accumulator(self, request: Request, rows: Sequence[Expr]) -> Accumulator:
@@ -202,7 +163,7 @@ class Gemm:
         number, position, indices = request
         node = self.kernel.graph.nodes[number]
         sizes = [s for s, reduced in zip(node.domain, node.reduction) if reduced]
-        if prod(sizes) != self.k:
+        if prod(sizes) not in (self.k, self.row_parts.parts):
             raise UnsupportedError(f"a reduction over {sizes} in a gemm kernel with k = {self.k}")
         if any(i.symbols & self._column_axes for i in indices):
             raise UnsupportedError("a reduction in a gemm kernel that depends on the column")
@@ -232,6 +193,8 @@ class Gemm:
         def visit(request: Request) -> int:
             if self.is_product(request):
                 raise UnsupportedError("a product in a gemm kernel that depends on another product")
+            if self.row_parts.is_sum(request):
+                raise UnsupportedError("parts of rows that something before the epilogue depends on")
             if request not in depth:
                 statistic = self.statistic(request)
                 nested[request] = self.emitter.rehearse(lambda: self.term(statistic, k)).reductions
@@ -254,6 +217,13 @@ class Gemm:
     def is_product(self, request: Request) -> bool:
         """Whether a request is for a contraction, and not for a statistic."""
         return self.kernel.graph.nodes[request[0]].name == "linalg.contract"
+
+    def sort(self, requests: Sequence[Request]) -> tuple[list[Request], list[Request], list[Statistic]]:
+        """What an epilogue asks for: products, reductions over k, and reductions of parts of rows."""
+        products = [r for r in requests if self.is_product(r)]
+        parts = [r for r in requests if self.row_parts.is_sum(r)]
+        beside = [r for r in requests if r not in products and r not in parts]
+        return products, beside, [self.statistic(r) for r in parts]
 
     # -- values -----------------------------------------------------------------------------------------------------
 
@@ -278,6 +248,16 @@ class Gemm:
         sizes = [s for s, reduced in zip(node.domain, node.reduction) if reduced]
         loop = domain_indices(node, position, indices, delinearize(k, sizes))
         return evaluate_region(self.emitter, node, loop, statistic.recognised.term)
+
+    def block_of_terms(self, statistic: Statistic, k: Expr, axes: tuple[str, str], shape: str) -> str:
+        """What a statistic combines over `axes`, of which the second is that of `k`: neutral past the end."""
+        value = self.term(statistic, k)
+        source, mask = self.emitter.tensor(value), self.emitter.axes[axes[1]].mask
+        if not set(axes) <= value.depends:
+            source = self.writer.bind(f"tl.broadcast_to({source}, {shape})")
+        neutral = statistic.combiner.identity
+        zero = value.is_load and axes[1] in value.depends and neutral in ("0", "0.0")
+        return self.writer.bind(f"tl.where({mask}, {source}, {neutral})") if mask and not zero else source
 
     def seed_product(self, accumulator: Accumulator, source: str, axes: Sequence[str]) -> None:
         """Makes `source` the value of a product, after its init is added."""
@@ -353,6 +333,9 @@ class Gemm:
     def store(self, place: Place, axes: Sequence[str], shape: str) -> None:
         """Computes a result at its place and stores it, by way of its updating op where it has one."""
         pointer, update = f"out{place.position}", self._updates.get(place.value)
+        if place.columns > 1:
+            shape = self.row_parts.seed(place.value, symbol("m", self.m), place.indices, shape)
+            axes = ["c" if axis == "n" else axis for axis in axes]
         if update is None:
             self.emitter.store(pointer, place.value, place.indices, axes, shape)
             return
@@ -400,12 +383,3 @@ class Gemm:
 
 def _update_source(update: Node) -> int:
     return update.operands[1 if update.name == "topo.index_update" else 0]
-
-
-def is_identity(init: Value, combiner: Combiner) -> bool:
-    """Whether a literal changes nothing when it is combined."""
-    names = {"True": "1", "False": "0"}
-    left, right = (
-        names.get(t, t).removeprefix("float('").removesuffix("')") for t in (init.source, combiner.identity)
-    )
-    return float(left) == float(right)

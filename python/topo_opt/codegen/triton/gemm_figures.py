@@ -38,6 +38,10 @@ class Figures:
     statistics: int
     early_statistics: bool
     """A factor waits for a statistic."""
+    chunk: int = 1
+    """Columns that an element of a result stands for (`gemm_row_parts`): a tile has whole chunks."""
+    row_parts: int = 1
+    """Parts of a row that the epilogue combines."""
     ragged: bool = False
     """A factor with aligned rows ends within a vector: its mask leaves single elements to loads through pointers."""
 
@@ -77,17 +81,20 @@ class _Probe(Gemm):
 
     def _axes(self) -> dict[str, Axis]:
         sizes = {"m": self.m, "n": self.columns, "k": self.k, "kp": self.k // self.packed}
-        return {name: Axis(name, size, name) for name, size in sizes.items()} | {
-            "b": Axis("b", self.batch, "b", scalar=True)
-        }
+        parts = self.row_parts.axes(self.columns)
+        return (
+            parts
+            | {name: Axis(name, size, name) for name, size in sizes.items()}
+            | {"b": Axis("b", self.batch, "b", scalar=True)}
+        )
 
     def figures(self) -> Figures:
         m, n, k = symbol("m", self.m), symbol("n", self.columns), symbol("k", self.k)
         places = self.places(m, n)
         self.check_coverage(places, self.batch * self.m * self.columns)
-        needs = self.emitter.rehearse(lambda: self.store_all(places, ("m", "n"), ""))
-        products = [self.accumulator(r, [m]) for r in needs.reductions if self.is_product(r)]
-        beside = [r for r in needs.reductions if not self.is_product(r)]
+        needs = self.emitter.rehearse(lambda: self.store_all(places, ("m", "n"), "(BLOCK_M, BLOCK_N)"))
+        asked, beside, row_sums = self.sort(needs.reductions)
+        products = [self.accumulator(r, [m]) for r in asked]
         step = symbol("kp", self.k // self.packed) if self.packed > 1 else k
         right = self.emitter.rehearse(lambda: [self.weights(a, step) for a in products])
         left = self.emitter.rehearse(lambda: [self.operand(a, "left", k) for a in products])
@@ -109,6 +116,8 @@ class _Probe(Gemm):
             all(step <= 1.0 for _, step in steps),
             len(statistics),
             any(early),
+            self.row_parts.chunk,
+            self.row_parts.parts if row_sums else 1,
             any(map(self._is_ragged, [*right.loads, *left.loads])),
         )
 

@@ -19,8 +19,9 @@ from topo_opt.codegen.kernel_source import KernelSource, Param, Scratch
 from topo_opt.codegen.triton import arrivals
 from topo_opt.codegen.triton.element_types import dot_precision
 from topo_opt.codegen.triton.emit import Axis
-from topo_opt.codegen.triton.gemm_base import Accumulator, Block, Gemm, Place
+from topo_opt.codegen.triton.gemm_base import Gemm
 from topo_opt.codegen.triton.gemm_descriptors import BlockAxis, Operand, describe
+from topo_opt.codegen.triton.gemm_terms import Accumulator, Block, Place
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.index import Expr, symbol
 
@@ -60,6 +61,7 @@ class Matrix(Gemm):
             "nw": self.axis("nw", self.n, 2 * tile["n"]),
             "ka": self.axis("ka", self.k, tile["k"]),
             "kb": self.axis("kb", self.k // self.packed, tile["k"] // self.packed),
+            **self.row_parts.axes(tile["n"]),
             "b": Axis("b", self.batch, "b", scalar=True),
         }
 
@@ -129,6 +131,7 @@ class Matrix(Gemm):
         line(f"pid_n = {number} % {group * self.cols} // rows")
         self.define("m", f"pid_m{self.cast} * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]")
         self.define("n", f"pid_n{self.cast} * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
+        self.row_parts.define("pid_n", "[None, :]")
         places = self.places(m, n)
         self.check_coverage(places, self.batch * self.m * self.columns)
         products = self._products(self._accumulators(places, m), n)
@@ -177,6 +180,11 @@ class Matrix(Gemm):
             for accumulator in product.accumulators:
                 part = int(accumulator.column != self.column(0, symbol("n", self.columns)))
                 self.seed_product(accumulator, halves[part], ("m", "n"))
+        shape = f"(BLOCK_M, {self.row_parts.block})"
+        for statistic in self._row_sums:
+            term = self.block_of_terms(statistic, symbol("s", self.row_parts.parts), ("m", "s"), shape)
+            total = self.writer.bind(statistic.combiner.reduce(term))
+            self.seed_statistic(statistic, total, ("m",))
         for place in places:
             self.store(place, ("m", "n"), _SHAPE)
 
@@ -222,10 +230,10 @@ class Matrix(Gemm):
             for place in places:
                 self.store(place, ("m", "n"), _SHAPE)
 
-        needs = self.emitter.rehearse(store_all)
-        if not all(map(self.is_product, needs.reductions)):
+        products, beside, self._row_sums = self.sort(self.emitter.rehearse(store_all).reductions)
+        if beside:
             raise UnsupportedError("a statistic in the matrix form of a gemm kernel")
-        return [self.accumulator(r, [m]) for r in needs.reductions]
+        return [self.accumulator(r, [m]) for r in products]
 
     # -- operands ---------------------------------------------------------------------------------------------------
 

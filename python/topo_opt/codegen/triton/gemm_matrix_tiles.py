@@ -112,6 +112,8 @@ def _ways(kernel: Kernel, figures: Figures) -> Iterator[_Way]:
             32, next_power_of_two(figures.columns)
         ):
             continue  # fmt: skip
+        if size.n % figures.chunk:
+            continue
         if _accumulators(size, figures) > 128:
             continue
         for stages in size.stages:

@@ -2,8 +2,8 @@
 
 The weights are the first operand of `tl.dot`, so that their columns fill the large side of the instruction, and the rows,
 padded to a power of two, the small one. k is split over `split` programs: each writes its sums to scratch memory, and
-the last one to arrive adds them up in the order of the splits and does the epilogue (`arrivals`). With `pdl` the first block
-of weights is requested before the kernel waits for the one before it.
+the last one to arrive adds them up in the order of the splits and does the epilogue (`arrivals`). With `pdl` the first blocks
+(`ahead`, 1) of weights are requested, into registers, before the kernel waits for the one before it.
 
 With `slices` a block of k is divided among the warps of one program, as a batch of products whose sums are added up at the end:
 
@@ -22,7 +22,9 @@ from topo_opt.codegen.kernel_source import KernelSource, Scratch
 from topo_opt.codegen.triton import arrivals
 from topo_opt.codegen.triton.element_types import compute_type, dot_precision, signature_type
 from topo_opt.codegen.triton.emit import Axis
-from topo_opt.codegen.triton.gemm_base import Block, Gemm, Place, Statistic
+from topo_opt.codegen.triton.gemm_base import Gemm
+from topo_opt.codegen.triton.gemm_skinny_shapes import FLAT, SLICED, Shapes
+from topo_opt.codegen.triton.gemm_terms import Place, Statistic
 from topo_opt.codegen.triton.kernel import next_power_of_two
 from topo_opt.codegen.triton.reductions import Combiner
 from topo_opt.errors import UnsupportedError
@@ -39,55 +41,6 @@ PART_REGISTERS = 64
 
 
 @dataclass(frozen=True)
-class _Shapes:
-    """How the axes of blocks lie, as source: what follows a range along an axis, and shapes."""
-
-    n: str
-    m: str
-    weights_k: str
-    """With `{k}` for the size of a block (or slice) of k."""
-    rows_k: str
-    weights: Block
-    rows: str
-    sums: str
-    """Of what products are added to."""
-    tile: str
-    row: str
-    reduced: str
-    """The sum of a tile of factors over k, of a `{}`."""
-    combined: str
-    """As `reduced`, with a function."""
-
-
-_FLAT = _Shapes(
-    n="[:, None]",
-    m="[None, :]",
-    weights_k="tl.arange(0, {k})[None, :]",
-    rows_k="tl.arange(0, BLOCK_K)[:, None]",
-    weights=Block(("BLOCK_N", "BLOCK_K"), 1),
-    rows="(BLOCK_K, BLOCK_M)",
-    sums="(BLOCK_N, BLOCK_M)",
-    tile="(BLOCK_N, BLOCK_M)",
-    row="(1, BLOCK_M)",
-    reduced="tl.sum({0}, axis=0)[None, :]",
-    combined="tl.reduce({0}, 0, {1})[None, :]",
-)
-_SLICED = _Shapes(
-    n="[None, :, None]",
-    m="[None, None, :]",
-    weights_k="(tl.arange(0, SLICES)[:, None, None] * {k} + tl.arange(0, {k})[None, None, :])",
-    rows_k="(tl.arange(0, SLICES)[:, None, None] * SLICE_K + tl.arange(0, SLICE_K)[None, :, None])",
-    weights=Block(("SLICES", "BLOCK_N", "SLICE_K"), 2),
-    rows="(SLICES, SLICE_K, BLOCK_M)",
-    sums="(SLICES, BLOCK_N, BLOCK_M)",
-    tile="(1, BLOCK_N, BLOCK_M)",
-    row="(1, 1, BLOCK_M)",
-    reduced="tl.sum(tl.sum({0}, axis=1), axis=0)[None, None, :]",
-    combined="tl.reduce(tl.reduce({0}, 1, {1}), 0, {1})[None, None, :]",
-)
-
-
-@dataclass(frozen=True)
 class _Steps:
     """Axes of a block of k: along the weights and along the rows."""
 
@@ -95,7 +48,7 @@ class _Steps:
     rows: str
 
 
-_FIRST, _LATER, _BEFORE = _Steps("kw0", "kx0"), _Steps("kw", "kx"), _Steps("", "ks")
+_LATER, _BEFORE = _Steps("kw", "kx"), _Steps("", "ks")
 
 
 def padded_rows(m: int) -> int:
@@ -130,15 +83,16 @@ class Skinny(Gemm):
     """A block of columns and a share of k a program, all rows."""
 
     def _axes(self) -> dict[str, Axis]:
-        packed = {"kw0": self.packed, "kw": self.packed}
-        k = [
-            self.axis(name, self.k // packed.get(name, 1), self.tile["k"] // packed.get(name, 1))
-            for name in ("kw0", "kx0", "kw", "kx", "ks")
+        packed = self.packed
+        k = [self.axis(s.rows, self.k, self.tile["k"]) for s in (*self._early, _LATER, _BEFORE)]
+        k += [
+            self.axis(s.weights, self.k // packed, self.tile["k"] // packed) for s in (*self._early, _LATER)
         ]
         return {
             "n": self.axis("n", self.columns, self.tile["n"]),
             "m": self.axis("m", self.m, padded_rows(self.m)),
             **{a.name: a for a in k},
+            **self.row_parts.axes(self.tile["n"]),
             "b": Axis("b", self.batch, "b", scalar=True),
         }
 
@@ -148,8 +102,8 @@ class Skinny(Gemm):
         return self.tile.get("slices", 1)
 
     @property
-    def _shapes(self) -> _Shapes:
-        return _SLICED if self._slices > 1 else _FLAT
+    def _shapes(self) -> Shapes:
+        return SLICED if self._slices > 1 else FLAT
 
     @cached_property
     def _steps(self) -> int:
@@ -165,6 +119,12 @@ class Skinny(Gemm):
         """Programs that share a result, none of them without a block of k."""
         return -(-self._all_steps // self._steps)
 
+    @cached_property
+    def _early(self) -> list[_Steps]:
+        """Blocks of k, the first ones, whose weights are requested before the wait and multiplied behind the others."""
+        fewest = self._all_steps - (self._splits - 1) * self._steps
+        return [_Steps(f"kw{i}", f"kx{i}") for i in range(min(self.tile.get("ahead", 1), fewest))]
+
     def lower(self) -> KernelSource:
         if self.tile["k"] // self._slices < SMALLEST_K:
             raise UnsupportedError(
@@ -177,14 +137,18 @@ class Skinny(Gemm):
         self.check_coverage(places, self.batch * self.m * self.columns)
         needs = self.emitter.rehearse(lambda: self._store(places))
         row = [symbol("m", self.m)]
-        self._accumulators = [self.accumulator(r, row) for r in needs.reductions if self.is_product(r)]
-        self._define_block(_FIRST, self._start)
-        operands = self.emitter.rehearse(lambda: self._factors(_FIRST))
-        beside = [r for r in needs.reductions if not self.is_product(r)]
+        asked, beside, self._row_sums = self.sort(needs.reductions)
+        self._accumulators = [self.accumulator(r, row) for r in asked]
+        for i, steps in enumerate(self._early):
+            self._define_block(steps, self._behind(i))
+        operands = self.emitter.rehearse(lambda: [self._factors(s) for s in self._early])
         before, self._beside = self.order(operands.reductions, beside, symbol("ks", self.k))
         if self.pdl:
             self.load_now([load for load in (*operands.loads, *needs.loads) if load[0] in self.immutable])
         self.wait()
+        if self._row_sums:
+            # Asked for ahead of the products, behind which they are added up.
+            self.load_now(self.emitter.rehearse(self._row_terms).loads)
         for level in before:
             self._reduce(level)
         self._multiply()
@@ -212,18 +176,23 @@ class Skinny(Gemm):
             "n", f"{'block' if splits > 1 else 'pid'} * BLOCK_N + tl.arange(0, BLOCK_N){self._shapes.n}"
         )
         self.define("m", f"tl.arange(0, BLOCK_M){self._shapes.m}")
+        self.row_parts.define("block" if splits > 1 else "pid", self._shapes.n)
         if splits > 1:
             line(f"start = split * {self._steps * self.tile['k']}")
 
-    @property
-    def _start(self) -> str:
-        return "start" if self._splits > 1 else "0"
+    def _behind(self, blocks: int) -> str:
+        """Where k is behind so many blocks of this program, as source."""
+        if self._splits == 1:
+            return str(blocks * self.tile["k"])
+        if blocks == 0:
+            return "start"
+        return "start + BLOCK_K" + (f" * {blocks}" if blocks > 1 else "")
 
     def _define_block(self, steps: _Steps, start: str) -> None:
         offset = "" if start == "0" else f"{start} + "
         if steps.weights:
             divided = f" // {self.packed}" if self.packed > 1 else ""
-            before = f"{start}{divided} + " if offset else ""
+            before = f"({start}){divided} + " if offset and divided else offset
             size = "SLICE_K" if self._slices > 1 else "BLOCK_K"
             size = f"({size}{divided})" if divided else size
             self.define(steps.weights, before + self._shapes.weights_k.format(k=size))
@@ -231,15 +200,16 @@ class Skinny(Gemm):
 
     @property
     def _rest(self) -> tuple[str, str] | None:
-        """First and last bound of k after the first block, as source; None when there is nothing."""
-        if self._steps == 1:
+        """First and last bound of k after the early blocks, as source; None when there is nothing."""
+        early = len(self._early)
+        if self._steps == early:
             return None
         chunk = self._steps * self.tile["k"]
         if self._splits == 1:
-            return str(self.tile["k"]), str(self.k)
+            return self._behind(early), str(self.k)
         even = self._all_steps % self._steps == 0
         return (
-            "start + BLOCK_K",
+            self._behind(early),
             f"start + {chunk}" if even else f"tl.minimum(start + {chunk}, {self.k})",
         )
 
@@ -262,18 +232,19 @@ class Skinny(Gemm):
     def _multiply(self) -> None:
         """Defines the accumulators of all products and statistics of this program's share of k.
 
-        The first block of k, which is requested before everything else, is multiplied last: the loop's own requests then start
-        without waiting for it.
+        The early blocks of k, which are requested before everything else, are multiplied last: the loop's own requests then start
+        without waiting for them.
         """
         self._names = {a.request: f"acc{i}" for i, a in enumerate(self._accumulators)}
+        self.load_now(self.emitter.rehearse(lambda: [self._factors(s) for s in self._early]).loads)
         if self._rest:
-            self.load_now(self.emitter.rehearse(lambda: self._factors(_FIRST)).loads)
             self._start_sums()
             low, high = self._rest
             with self.emitter.scope(f"for k0 in range({low}, {high}, BLOCK_K):"):
                 self._define_block(_LATER, "k0")
                 self._step(_LATER, first=False)
-        self._step(_FIRST, first=not self._rest)
+        for i, steps in enumerate(self._early):
+            self._step(steps, first=not self._rest and i == 0)
         for name in self._names.values() if self._slices > 1 else ():
             self.writer.line(f"{name} = tl.sum({name}, axis=0)[None, :, :]")
         for i, statistic in enumerate(self._beside):
@@ -310,13 +281,15 @@ class Skinny(Gemm):
 
     def _term(self, statistic: Statistic, steps: _Steps) -> str:
         """A block of what a statistic combines, neutral past the end of k."""
-        value = self.term(statistic, symbol(steps.rows, self.k))
-        source, mask = self.emitter.tensor(value), self.emitter.axes[steps.rows].mask
-        if not {"m", steps.rows} <= value.depends:
-            source = self.writer.bind(f"tl.broadcast_to({source}, {self._shapes.rows})")
-        neutral = statistic.combiner.identity
-        zero = value.is_load and steps.rows in value.depends and neutral in ("0", "0.0")
-        return self.writer.bind(f"tl.where({mask}, {source}, {neutral})") if mask and not zero else source
+        return self.block_of_terms(
+            statistic, symbol(steps.rows, self.k), ("m", steps.rows), self._shapes.rows
+        )
+
+    def _row_terms(self) -> list[str]:
+        """All parts of the rows."""
+        shape = self._shapes.tile.replace("BLOCK_N", str(self.row_parts.block))
+        part = symbol("s", self.row_parts.parts)
+        return [self.block_of_terms(s, part, ("m", "s"), shape) for s in self._row_sums]
 
     def _down(self, statistic: Statistic, source: str) -> str:
         """A block reduced over k, kept as a row."""
@@ -348,6 +321,8 @@ class Skinny(Gemm):
             self.seed_product(accumulator, self._names[accumulator.request], ("n", "m"))
         for i, statistic in enumerate(self._beside):
             self.seed_statistic(statistic, f"stat{i}", ("m",))
+        for statistic, term in zip(self._row_sums, self._row_terms()):
+            self.seed_statistic(statistic, self.writer.bind(self._down(statistic, term)), ("m",))
         self._store(places)
 
     def _combine(self, places: Sequence[Place], blocks: int) -> list[tuple[str, Scratch]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from math import ceil
 
@@ -41,6 +41,8 @@ _FLAT = ((64, 64, 4), (64, 128, 4), (64, 256, 4), (128, 64, 4), (128, 128, 4), (
 _SLICED = tuple(product((8, 16, 32, 64), (256, 512, 1024, 2048), (4, 8)))
 """Columns, k and warps, which are as many as slices."""
 _SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+_AHEAD_REGISTERS = 128
+"""Registers of a thread that hold weights requested before the wait, at most."""
 F32_ROWS = 16
 """Rows up to which factors in f32, each product of which is six, take this form."""
 
@@ -67,10 +69,27 @@ def _tiles(figures: Figures) -> Iterator[tuple[dict[str, int], int]]:
         block = max(16 * slices, min(k, widest))
         all_steps = ceil(figures.k / block)
         steps = ceil(all_steps / split)
-        if n > columns or ceil(all_steps / steps) != split or (split > 1 and steps < 2 and slices == 1):
+        if (
+            n > columns
+            or n % figures.chunk
+            or ceil(all_steps / steps) != split
+            or (split > 1 and steps < 2 and slices == 1)
+        ):
             continue
         tile = {"split": split, "n": n, "k": block, "warps": warps, "stages": min(stages, max(steps - 1, 1))}
         yield (tile | {"slices": slices} if slices > 1 else tile), steps
+
+
+def with_more_ahead(figures: Figures, tiles: Sequence[dict[str, int]]) -> list[dict[str, int]]:
+    """The tiles with more blocks requested before the wait, as far as registers go: what that brings is up to the kernel before."""
+    found = []
+    for ahead in (2, 3, 4, 6):
+        for tile in tiles:
+            steps = ceil(ceil(figures.k / tile["k"]) / tile["split"])
+            held = ahead * tile["n"] * tile["k"] * max(figures.weight_bytes, figures.products * figures.width)
+            if ahead <= steps and held / (4 * 32 * tile["warps"]) <= _AHEAD_REGISTERS:
+                found.append(tile | {"ahead": ahead})
+    return found
 
 
 def _time(figures: Figures, target: Target, tile: dict[str, int], steps: int) -> float | None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from topo_opt.codegen.triton import gemm_matrix_tiles
+from topo_opt.codegen.triton import gemm_matrix_tiles, gemm_skinny_tiles
 from topo_opt.codegen.triton.contraction import VECTOR_ROWS
 from topo_opt.codegen.triton.gemm_figures import figures_of
 from topo_opt.codegen.triton.gemm_tiles import few_rows
 from topo_opt.codegen.triton.kernel import Kernel
 
-LIMIT = 40
+LIMIT = 56
+_AHEAD = 5
+"""Skinny tiles of each sort that are tried with more blocks ahead."""
 _MATRIX_SHARE = 4
 """Matrix tiles beside those of the forms for few rows."""
 _STAGES_SHARE = 2
@@ -22,11 +24,13 @@ def candidates(kernel: Kernel) -> list[dict[str, int]]:
     """Tiles of a kernel, best first, at most `LIMIT`."""
     figures = figures_of(kernel)
     streamed = _in_turn(_thinned([tile for _, tile in few_rows(kernel, figures)]))
+    skinny = [tile for tile in streamed if "split" in tile]
     matrix = gemm_matrix_tiles.variants(kernel, figures)
     if not streamed:
         return matrix[:LIMIT]
     beside = matrix[:_MATRIX_SHARE] if figures.m > VECTOR_ROWS and not figures.statistics else []
-    return streamed[: LIMIT - len(beside)] + beside
+    ahead = gemm_skinny_tiles.with_more_ahead(figures, skinny[:_AHEAD])
+    return streamed[: LIMIT - len(beside) - len(ahead)] + ahead + beside
 
 
 def _in_turn(tiles: Sequence[dict[str, int]]) -> list[dict[str, int]]:

@@ -15,7 +15,8 @@ from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.triton.contraction import VECTOR_ROWS
 from topo_opt.codegen.triton.element_types import compute_type
 from topo_opt.codegen.triton.emit import Axis, Value
-from topo_opt.codegen.triton.gemm_base import Accumulator, Gemm, Place, Statistic
+from topo_opt.codegen.triton.gemm_base import Gemm
+from topo_opt.codegen.triton.gemm_terms import Accumulator, Place, Statistic
 from topo_opt.codegen.triton.rehearsal import Load, Request
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.graph import element_bytes
@@ -70,6 +71,8 @@ class Vector(Gemm):
     def lower(self) -> KernelSource:
         if self.m > VECTOR_ROWS:
             raise UnsupportedError(f"the vector form takes up to {VECTOR_ROWS} rows, not {self.m}")
+        if self.row_parts.chunks:
+            raise UnsupportedError("a result of the vector form that is reduced")
         self.start()
         self._define_axes()
         self._started: set[str] = set()

@@ -45,7 +45,7 @@ _WIDENING, _SHUFFLES = 2.2, 16.0
 
 def ranked(figures: Figures, target: Target) -> Ranked:
     """(estimated ns, tile), unordered; empty where the form does not apply."""
-    if figures.m > VECTOR_ROWS:
+    if figures.m > VECTOR_ROWS or figures.chunk > 1 or figures.row_parts > 1:
         return []
     found: Ranked = []
     widest = max(32, next_power_of_two(figures.k))
