@@ -7,13 +7,12 @@ reported as one line, 2 a command line that does not parse.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from topo_opt.errors import TopoError
 from topo_opt.tools import hw_calibrate, hw_import, hw_list, hw_schema, hw_show
+from topo_opt.tools.reporting import reported
 
 COMMANDS: dict[str, ModuleType] = {
     "list": hw_list,
@@ -28,32 +27,8 @@ COMMANDS: dict[str, ModuleType] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool; returns its exit code."""
     arguments = _parser().parse_args(argv)
-    try:
-        code: int = COMMANDS[arguments.command].run(arguments)
-        sys.stdout.flush()
-        return code
-    except TopoError as error:
-        if arguments.traceback:
-            raise
-        print(error.render(), file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        _drop_output()
-        return 1
-    except OSError as error:
-        if arguments.traceback:
-            raise
-        print(f"error: {error.filename or 'standard output'}: {error.strerror or error}", file=sys.stderr)
-        _drop_output()
-        return 1
-
-
-def _drop_output() -> None:
-    # The interpreter must not complain about what could not be written once more when it flushes at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    run = COMMANDS[arguments.command].run
+    return reported(lambda: int(run(arguments)), arguments, "topo-hw", getattr(arguments, "output", None))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,12 +5,12 @@ reported as one diagnostic, 2 a command line that does not parse.
 """
 
 import argparse
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from topo_opt.errors import InputError, TopoError
+from topo_opt.errors import InputError
 from topo_opt.tools.input_kind import MODEL_SUFFIX, input_kind
+from topo_opt.tools.reporting import reported
 
 EXIT_CODES = "exit codes: 0 success, 1 an error (one diagnostic on standard error), 2 a command line that does not parse"
 
@@ -19,42 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool; returns its exit code."""
     parser = _parser()
     arguments = parser.parse_args(_normalise(parser, sys.argv[1:] if argv is None else argv))
-    return _reported(lambda: _dispatch(arguments), arguments)
-
-
-def _reported(work: Callable[[], int], arguments: argparse.Namespace) -> int:
-    """The exit code of `work()`; every error becomes one diagnostic."""
-    try:
-        code = work()
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt:
-        text, code = "error: interrupted", 1
-    except BrokenPipeError:
-        _drop_output()
-        return 1
-    except Exception as error:
-        if arguments.traceback:
-            raise
-        text, code = _line(error, arguments), getattr(error, "exit_code", 1)
-        if isinstance(error, OSError):
-            _drop_output()
-    print(text, file=sys.stderr)
-    return code
-
-
-def _drop_output() -> None:
-    """What standard output would not take goes nowhere: the interpreter must not fail on it once more when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _line(error: Exception, arguments: argparse.Namespace) -> str:
-    if isinstance(error, TopoError):
-        return error.render()
-    if isinstance(error, OSError):
-        return f"error: {error.filename or arguments.output or 'standard output'}: {error.strerror or error}"
-    reason = (str(error).splitlines() or [""])[0]
-    return f"error: topo-opt broke: {type(error).__name__}: {reason} (a fault of topo-opt; --traceback shows where)"
+    return reported(lambda: _dispatch(arguments), arguments, "topo-opt", arguments.output)
 
 
 _MODEL_ONLY = {
@@ -108,7 +73,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
     from topo_opt.tools.supervise import run_supervised
 
     return run_supervised(
-        lambda: _reported(lambda: _mlir(arguments), arguments), (*arguments.inputs, "stdin")[0]
+        lambda: reported(lambda: _mlir(arguments), arguments, "topo-opt", arguments.output),
+        (*arguments.inputs, "stdin")[0],
     )
 
 

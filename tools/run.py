@@ -7,13 +7,14 @@ parse.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from topo_opt.errors import InputError, TopoError
+from topo_opt.tools import run_ranks
+from topo_opt.tools.reporting import reported
 
 if TYPE_CHECKING:
     from topo_opt.runtime.plan import Plan, Variant
@@ -23,20 +24,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the tool; returns its exit code."""
     arguments = _parser().parse_args(argv)
-    try:
-        return _run(arguments)
-    except TopoError as error:
-        if arguments.traceback:
-            raise
-        print(error.render(), file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        # The reader has gone; the interpreter must not complain about it once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    return run_ranks.end(reported(lambda: _run(arguments), arguments, "topo-run"))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,10 +78,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.compare and not arguments.bench:
         raise InputError("--compare says what --bench times beside the program", hint="add --bench")
     from topo_opt.runtime.bundle import open_bundle
-    from topo_opt.tools.run_ranks import connected
 
     plan = open_bundle(arguments.bundle, verify_weights=False).plan
-    with connected(plan, arguments.device, arguments.timeout):
+    with run_ranks.connected(plan, arguments.device, arguments.timeout):
         return _run_program(arguments)
 
 

@@ -11,6 +11,7 @@ from topo_opt.runtime.numerics import Verdict
 from topo_opt.runtime.plan import Variant
 from topo_opt.runtime.program import Program
 from topo_opt.runtime.sample_inputs import sample_leaves
+from topo_opt.sharding.parts import global_shape
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,14 @@ def _whole_results(program: Program, variant: Variant, results: list[Any]) -> li
     ranks = program.ranks
     if ranks is None:
         return results
-    return [
-        value if out.sharding is None else ranks.whole(value, out.sharding)
-        for out, value in zip(variant.outputs, results, strict=True)
-    ]
+    whole = []
+    for out, value in zip(variant.outputs, results, strict=True):
+        if out.sharding is None or out.buffer is None:
+            whole.append(value)
+            continue
+        shape = global_shape(out.sharding, variant.buffers[out.buffer].shape, ranks.mesh, out.whole)
+        whole.append(ranks.whole(value, out.sharding, shape))
+    return whole
 
 
 def _copies(leaves: list[Any]) -> list[Any]:

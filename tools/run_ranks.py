@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from topo_opt.errors import InputError
+from topo_opt.tools.reporting import first_line
 
 if TYPE_CHECKING:
     from topo_opt.runtime.plan import Plan
@@ -34,6 +35,8 @@ def connected(plan: Plan, device: str | None, timeout_s: float) -> Iterator[None
             )
         yield
         return
+    # What torch.distributed says on its own, with stacks of C++, is in the errors of this tool too.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch
     import torch.distributed as dist
 
@@ -52,7 +55,7 @@ def connected(plan: Plan, device: str | None, timeout_s: float) -> Iterator[None
         )
     except (RuntimeError, ValueError) as error:
         raise InputError(
-            f"rank {rank} of {plan.ranks} could not be connected: {_first_line(error)}",
+            f"rank {rank} of {plan.ranks} could not be connected: {first_line(error)}",
             hint="every rank must be started; --timeout waits longer",
         ) from None
     if rank:
@@ -95,7 +98,7 @@ def _meet(rank: int, ranks: int, timeout_s: float) -> Any:
             time.sleep(0.05 if missing else 0)
     except (RuntimeError, ValueError) as error:
         raise InputError(
-            f"rank {rank} of {ranks} did not find the others at {host}:{port} within {timeout_s:g} s: {_first_line(error)}",
+            f"rank {rank} of {ranks} did not find the others at {host}:{port} within {timeout_s:g} s: {first_line(error)}",
             hint="rank 0 or torchrun listens there; --timeout waits longer",
         ) from None
     if missing:
@@ -115,10 +118,6 @@ def end(code: int) -> int:
         # Leaving in order would wait for what the others no longer do.
         os._exit(code)
     return code
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _start(ranks: int) -> str:

@@ -92,7 +92,7 @@ class RankWatch:
         self._last_call = weakref.ref(done)
 
     def _pending(self) -> bool:
-        event = self._last_call and self._last_call()
+        event = None if self._last_call is None else self._last_call()
         return event is not None and not event.query()
 
     def tell(self, doing: str) -> None:

@@ -1,0 +1,56 @@
+"""How the tools end: an exit code, and one diagnostic for every error."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+
+from topo_opt.errors import TopoError
+
+
+def reported(
+    work: Callable[[], int], arguments: argparse.Namespace, tool: str, destination: str | None = None
+) -> int:
+    """The exit code of `work()`; every error becomes one line on standard error, unless `arguments.traceback` is set.
+
+    Args:
+        tool: the name of the command, for faults of its own.
+        destination: what was being written when an error of the system names no file; None: standard output.
+    """
+    try:
+        code = work()
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        text, code = "error: interrupted", 1
+    except BrokenPipeError:
+        _drop_output()
+        return 1
+    except Exception as error:
+        if arguments.traceback:
+            raise
+        text, code = _line(error, tool, destination), getattr(error, "exit_code", 1)
+        if isinstance(error, OSError):
+            _drop_output()
+    print(text, file=sys.stderr)
+    return code
+
+
+def _drop_output() -> None:
+    """What standard output would not take goes nowhere: the interpreter must not fail on it once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _line(error: Exception, tool: str, destination: str | None) -> str:
+    if isinstance(error, TopoError):
+        return error.render()
+    if isinstance(error, OSError):
+        return f"error: {error.filename or destination or 'standard output'}: {error.strerror or first_line(error)}"
+    return f"error: {tool} broke: {type(error).__name__}: {first_line(error)} (a fault of topo-opt; --traceback shows where)"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
