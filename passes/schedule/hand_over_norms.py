@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,10 @@ class _Work:
     _norms: dict[str, LeadingNorm | None] = field(default_factory=dict)
     _graphs: dict[str, Graph] = field(default_factory=dict)
     _shares: dict[str, ir.Operation] = field(default_factory=dict)
+    _makers: dict[tuple[str, int, str], str] = field(default_factory=dict)
+    _readers: dict[str, str] = field(default_factory=dict)
+    _kept: dict[str, frozenset[int]] = field(default_factory=dict)
+    """Arguments of the kernel before that a reader still has."""
     _lowers: dict[str, bool] = field(default_factory=dict)
 
     def rewrite(self, function: ir.Operation) -> None:
@@ -60,26 +64,20 @@ class _Work:
         calls = [
             v.operation for v in function.regions[0].blocks[0].operations if v.operation.name == "func.call"
         ]
-        readers: dict[tuple[int, int], list[ir.Operation]] = {}
-        makers: dict[int, ir.Operation] = {}
-        for call in calls:
+        # By place: a call that takes a norm may make the rows of another one, and is replaced for each.
+        places = {hash(c): i for i, c in enumerate(calls)}
+        readers: dict[tuple[int, int], list[int]] = {}
+        for place, call in enumerate(calls):
             norm = self._norm(callee(call))
-            if norm is None:
-                continue
-            maker = call.operands[norm.argument].owner
-            if isinstance(maker, ir.Block) or not self._is_product(maker.operation):
-                continue
-            number = ir.OpResult(call.operands[norm.argument]).result_number
-            makers[hash(maker.operation)] = maker.operation
-            readers.setdefault((hash(maker.operation), number), []).append(call)
-        order = {hash(c): i for i, c in enumerate(calls)}
-        for (maker_id, number), found in sorted(readers.items(), key=lambda r: (order[r[0][0]], r[0][1])):
-            maker = makers[maker_id]
-            new = self._hand_over(maker, number, found, order)
-            if new is not None:
-                makers[maker_id] = new
+            rows = None if norm is None else call.operands[norm.argument]
+            if rows is not None and not isinstance(rows.owner, ir.Block) and self._is_product(rows.owner):
+                maker = places[hash(rows.owner.operation)]
+                readers.setdefault((maker, ir.OpResult(rows).result_number), []).append(place)
+        for (maker, number), found in sorted(readers.items()):
+            self._hand_over(calls, maker, number, found)
 
-    def _is_product(self, call: ir.Operation) -> bool:
+    def _is_product(self, view: ir.Operation | ir.OpView) -> bool:
+        call = view.operation
         if call.name != "func.call" or callee(call) not in self.kernels:
             return False
         attributes = ir.DictAttr(self.kernels[callee(call)].attributes["topo.kernel"])
@@ -98,38 +96,34 @@ class _Work:
             self._graphs[name] = read(self.kernels[name])
         return self._graphs[name]
 
-    def _hand_over(
-        self, maker: ir.Operation, number: int, readers: Sequence[ir.Operation], order: Mapping[int, int]
-    ) -> ir.Operation | None:
-        """Rewrites a product and those that take its result `number`; the new call, None where nothing was done."""
-        first = self._norm(callee(readers[0]))
-        assert first is not None
-        shared = [c for c in readers if self._matches(readers[0], c)]
-        others = [readers[0].operands[p] for p in first.others]
-        if not all(_is_before(o, maker, order) for o in others):
-            return None
-        graph = self._graph(callee(maker))
-        assert graph is not None
-        made = self._named(self._maker(graph, number, read(self._share(callee(readers[0])))))
-        taken = [(c, self._named(self._reader(self._norm(callee(c))))) for c in shared]
-        if not self._has_code(made) or not all(self._has_code(n) for _, n in taken):
-            return None
-        types = ir.FunctionType(ir.TypeAttr(self.kernels[made].attributes["function_type"]).value).results
-        with maker.location, ir.InsertionPoint(maker):
-            new = func.CallOp(types, made, [*maker.operands, *others]).operation
-        given = list(new.results)[len(list(maker.results)) :]
-        for old, result in zip(maker.results, new.results):
+    def _hand_over(self, calls: list[ir.Operation], maker: int, number: int, readers: Sequence[int]) -> None:
+        """Rewrites a product and those that take its result `number` where there is code for all, and replaces them in `calls`."""
+        first, before = calls[readers[0]], calls[maker]
+        norm = self._norm(callee(first))
+        assert norm is not None
+        shared = [r for r in readers if self._matches(first, calls[r])]
+        others = [first.operands[p] for p in norm.others]
+        made = self._maker(callee(before), number, callee(first))
+        taken = {r: self._reader(callee(calls[r])) for r in shared}
+        if not all(_is_before(o, calls[:maker]) for o in others) or not all(
+            map(self._has_code, [made, *taken.values()])
+        ):
+            return
+        count = len(before.results)
+        new = calls[maker] = self._replace(before, made, [*before.operands, *others])
+        for place, name in taken.items():
+            kept = self._kept[name]
+            operands = [o for p, o in enumerate(calls[place].operands) if p in kept]
+            calls[place] = self._replace(calls[place], name, [*operands, *list(new.results)[count:]])
+
+    def _replace(self, call: ir.Operation, name: str, operands: Sequence[ir.Value]) -> ir.Operation:
+        """A call of another kernel in place of this one, whose results are the first of the new ones."""
+        types = ir.FunctionType(ir.TypeAttr(self.kernels[name].attributes["function_type"]).value).results
+        with call.location, ir.InsertionPoint(call):
+            new = func.CallOp(types, name, operands).operation
+        for old, result in zip(call.results, new.results):
             old.replace_all_uses_with(result)
-        maker.erase()
-        for call, name in taken:
-            norm = self._norm(callee(call))
-            assert norm is not None
-            operands = [o for p, o in enumerate(call.operands) if p in norm.kept]
-            with call.location, ir.InsertionPoint(call):
-                result = func.CallOp([r.type for r in call.results], name, [*operands, *given]).operation
-            for old, value in zip(call.results, result.results):
-                old.replace_all_uses_with(value)
-            call.erase()
+        call.erase()
         return new
 
     def _matches(self, first: ir.Operation, other: ir.Operation) -> bool:
@@ -163,8 +157,13 @@ class _Work:
         self._shares[name] = made
         return made
 
-    def _maker(self, graph: Graph, number: int, share: Graph) -> ir.Operation:
-        """The kernel of a product that also computes, from its result `number`, the share of the next one."""
+    def _maker(self, name: str, number: int, reader: str) -> str:
+        """The kernel of a product that also computes, from its result `number`, what `reader` leaves to it."""
+        text = _text(self._share(reader))
+        if (name, number, text) in self._makers:
+            return self._makers[name, number, text]
+        graph, share = self._graph(name), read(self._share(reader))
+        assert graph is not None
         inputs = [graph.handles[v].type for v in graph.arguments]
         inputs += [share.handles[v].type for v in share.arguments[1:]]
         outputs = [graph.handles[v].type for v in graph.returns] + [
@@ -181,15 +180,18 @@ class _Work:
             )
             clone_nodes(Roles(share), share.nodes, theirs)
             func.ReturnOp([*results, *(theirs[v] for v in share.returns)])
-        return made
+        return self._makers.setdefault((name, number, text), self._named(made))
 
     def _parts_of(self, norm: LeadingNorm) -> ir.RankedTensorType:
         context = self.module.context
         unknown = ir.Location.unknown(context)
         return ir.RankedTensorType.get(norm.parts, ir.F32Type.get(context), loc=unknown)
 
-    def _reader(self, norm: LeadingNorm | None) -> ir.Operation:
+    def _reader(self, name: str) -> str:
         """The kernel of a product that is given what its norm leaves to the kernel before."""
+        if name in self._readers:
+            return self._readers[name]
+        norm = self._norm(name)
         assert norm is not None
         graph = norm.graph
         kept = [graph.arguments[p] for p in sorted(norm.kept)]
@@ -211,7 +213,9 @@ class _Work:
                 else:
                     clone_nodes(Roles(graph), [node], mapping)
             func.ReturnOp([mapping[v] for v in graph.returns])
-        return made
+        made_name = self._readers[name] = self._named(made)
+        self._kept[made_name] = norm.kept
+        return made_name
 
     def _function(
         self, inputs: Sequence[ir.Type], outputs: Sequence[ir.Type]
@@ -258,9 +262,6 @@ def _text(share: ir.Operation) -> str:
     return share.get_asm(use_local_scope=True)
 
 
-def _is_before(value: ir.Value, call: ir.Operation, order: Mapping[int, int]) -> bool:
-    """Whether a value is there when a call is made."""
-    if isinstance(value.owner, ir.Block):
-        return True
-    place = order.get(hash(value.owner.operation))
-    return place is not None and place < order[hash(call)]
+def _is_before(value: ir.Value, calls: Sequence[ir.Operation]) -> bool:
+    """Whether a value is there behind some calls."""
+    return isinstance(value.owner, ir.Block) or any(value.owner.operation == c for c in calls)

@@ -102,3 +102,26 @@ def test_norms_that_differ_are_not_mixed_up() -> None:
     x = torch.randn(8, 40).to(torch.bfloat16)
     assert handed(scheduled(module, (x,))) == 1
     check(compiled(module, (x,))(x), module(x), float64_outputs(module, (x,), {}))
+
+
+class Chain(nn.Module):
+    """Every product but the first and the last takes a norm and makes rows for one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+        self.weights = nn.ParameterList(torch.randn(64) / 4 + 1 for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, weight in zip(self.layers, self.weights):
+            x = by_hand(layer(x), weight)
+        return self.layers[-1](x)
+
+
+def test_a_product_can_take_a_norm_and_leave_one() -> None:
+    torch.manual_seed(0)
+    module = Chain().to(torch.bfloat16).eval().requires_grad_(False)
+    x = torch.randn(8, 64).to(torch.bfloat16)
+    kernels = scheduled(module, (x,))
+    assert handed(kernels) == 2  # the first, and one for the two in the middle
+    check(compiled(module, (x,))(x), module(x), float64_outputs(module, (x,), {}))
