@@ -18,6 +18,7 @@ from typing import Any
 
 from topo_opt.errors import InputError
 from topo_opt.runtime import strict_json
+from topo_opt.tools.output import check_destination, write_output
 from topo_opt.topology import load
 from topo_opt.topology.loading import parse
 from topo_opt.topology.schema import Topology
@@ -74,8 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         repeats=arguments.repeats,
     )
     _check_machine(topology, devices, gpu)
-    if arguments.out and not Path(arguments.out).absolute().parent.is_dir():
-        raise InputError(f"--out {arguments.out}: there is no such folder")
+    check_destination(arguments.out)
     result = calibrate(plan)
     if result is None:
         return 0
@@ -84,10 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     measured = curves(result, topology, devices, plan)
     text = _with(_raw(arguments.topology), json.loads(measured.model_dump_json(exclude_none=True)))
     parse(text.encode(), "the calibrated topology")
-    if arguments.out:
-        _write(Path(arguments.out), text)
-    else:
-        print(text, end="")
+    write_output(text.encode(), arguments.out)
     return 0
 
 
@@ -174,10 +171,3 @@ def _with(raw: dict[str, Any], measured: dict[str, Any]) -> str:
             text = text.replace('{"bytes"', '\n    {"bytes"').replace('{"seconds"', '\n    {"seconds"')
         lines.append(f"  {json.dumps(key)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None

@@ -38,6 +38,17 @@ def check(arguments: argparse.Namespace) -> None:
         if not path.exists():
             raise InputError(f"{path} does not exist")
     machine = topology.load(arguments.topology)
+    if arguments.memory_limit is not None and arguments.memory_limit < 1:
+        raise InputError(
+            f"--memory-limit {arguments.memory_limit}: expected bytes above 0",
+            hint="such as 60000000000; without it a plan may take nine tenths of a device",
+        )
+    asked = planner_options(arguments)
+    if asked and arguments.mesh is None and not arguments.explain:
+        raise InputError(
+            f"--{next(iter(asked))} is for the planner, and nothing asks for a plan",
+            hint="add --mesh auto, a mesh such as --mesh x=2, or --explain=sharding",
+        )
     if arguments.mesh is not None or arguments.shard:
         from topo_opt.sharding.split_passes import split_passes
 
