@@ -180,3 +180,12 @@ def test_every_choice_is_explained() -> None:
 )
 def test_one_device_takes_what_was_measured(case: str) -> None:
     assert predicted.predicted_ms(case) == pytest.approx(predicted.MEASURED[case], rel=0.15)
+
+
+def test_two_of_eight_devices_are_two_with_a_link() -> None:
+    machine = load("mi300x-x8")
+    first, second = machine.compute[:2]
+    plan = plan_topology(
+        _graph("8b", "decode", 1), _without_link(machine, first, second), PlanOptions(devices=2)
+    )
+    assert {*plan.mesh.devices} != {first, second}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -181,8 +181,9 @@ def candidate_meshes(
             if count > MAX_SEARCHED and straddles(shape, levels):
                 continue
             meshes = [make_mesh(shape, devices)]
-            if 2 < count <= MAX_SEARCHED and uneven:
-                meshes.insert(0, exchanged(meshes[0], prices, closeness, spare))
+            if 1 < count <= MAX_SEARCHED and uneven:
+                better = [exchanged(meshes[0], prices, closeness, spare, cost) for cost in (_both, _small)]
+                meshes = [*better, *meshes]
             for mesh in meshes:
                 signature = tuple(sorted(axis_costs(mesh, prices)))
                 if signature not in seen:
@@ -191,16 +192,22 @@ def candidate_meshes(
     return found
 
 
-def exchanged(mesh: Mesh, prices: Prices, closeness: Closeness, spare: Sequence[str]) -> Mesh:
+def exchanged(
+    mesh: Mesh,
+    prices: Prices,
+    closeness: Closeness,
+    spare: Sequence[str],
+    compared: Callable[[int, int], int],
+) -> Mesh:
     """The mesh after exchanging devices, with each other and with `spare` ones, as long as collectives get cheaper.
 
-    Only devices that differ in what is near them are exchanged.
+    `compared` joins the costs of the small and of the large probe. Only devices that differ in what is near them are exchanged.
     """
     profile = {
         d: tuple(sorted(closeness.get(_pair(d, o), APART) for o in prices.devices if o != d))
         for d in prices.devices
     }
-    best, cost = mesh, _total(mesh, prices)
+    best, cost = mesh, _total(mesh, prices, compared)
     for _ in range(2):
         before = cost
         devices = list(best.devices)
@@ -213,7 +220,7 @@ def exchanged(mesh: Mesh, prices: Prices, closeness: Closeness, spare: Sequence[
             trial = list(pool)
             trial[i], trial[j] = trial[j], trial[i]
             candidate = make_mesh(best.shape, trial[: len(devices)])
-            price = _total(candidate, prices)
+            price = _total(candidate, prices, compared)
             if price < cost:
                 best, cost, pool = candidate, price, trial
         if cost == before:
@@ -231,6 +238,15 @@ def _same_side(pool: Sequence[str], i: int, j: int, closeness: Closeness) -> boo
     )
 
 
-def _total(mesh: Mesh, prices: Prices) -> int:
-    """What orders are compared by: the geometric mean of both probes, summed over all sets of axes."""
-    return sum(math.isqrt(costs[0] * costs[1]) for _, costs in axis_costs(mesh, prices))
+def _total(mesh: Mesh, prices: Prices, compared: Callable[[int, int], int]) -> int:
+    """What orders are compared by, summed over all sets of axes."""
+    return sum(compared(costs[0], costs[1]) for _, costs in axis_costs(mesh, prices))
+
+
+def _both(small: int, large: int) -> int:
+    return math.isqrt(small * large)
+
+
+def _small(small: int, large: int) -> int:
+    """Latency first: a link may be faster for large transfers and slower for small ones than the way round it."""
+    return small * 1_000_000 + large // 1_000_000

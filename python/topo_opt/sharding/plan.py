@@ -148,6 +148,11 @@ class _Planner:
 
     def plan(self) -> Plan:
         total = check_devices(self.prices, self.options.devices)
+        if self.options.memory_limit is not None and self.options.memory_limit <= 0:
+            raise InputError(
+                f"a plan may take {self.options.memory_limit} bytes of a device",
+                hint="give a number of bytes above zero, or none for nine tenths of the device",
+            )
         for mesh in self._meshes(total):
             self._consider(mesh, total)
         if self.best is None:

@@ -53,6 +53,10 @@ class Fitting:
         """The cheapest plan, whatever memory it takes."""
         return self._fit(solve(self.problem.problem, self.memory), limit=None)
 
+    def _least_arguments(self) -> int:
+        """Bytes of one device that arguments take when each lies in as many parts as it can."""
+        return sum(int(self.problem.stored_bytes(n).min()) for n in self._arguments)
+
     def within(self, limit: int, start: Fit | None = None) -> Fit:
         """The cheapest plan found that fits; one with the least memory when none does.
 
@@ -64,6 +68,9 @@ class Fitting:
             return replace(best, fits=True)
         bound, points = best.solution.cost, [best.memory.peak_op]
         low, high = 0.0, 4.0 * best.solution.cost / limit
+        if self._least_arguments() > limit:  # nothing fits: what comes closest is told
+            fit, _ = self._priced(high * 8**6, limit, points, len(self._arguments), 0.0)
+            return replace(fit, fits=False) if fit.memory.total < best.memory.total else best
         fitting: Fit | None = None
         for _ in range(12):  # find a price that makes it fit
             fit, least = self._priced(high, limit, points, len(self._arguments), 0.0)
