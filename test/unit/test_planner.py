@@ -449,13 +449,3 @@ def _random_layout(rng: random.Random) -> Layout:
 def test_a_limit_that_leaves_nothing_is_refused(limit: int) -> None:
     with pytest.raises(InputError, match=f"may take {limit} bytes"):
         _plan(_mlp(1, 1024, 4096), RingPrices(), memory_limit=limit)
-
-
-def test_arguments_that_take_equally_long_however_they_lie_lie_in_parts() -> None:
-    prices = RingPrices()
-    graph = _mlp(1, 1024, 4096)
-    made = _plan(graph, prices, mesh=_mesh(prices, 8))
-    parts = {v.name: x.parts((8,)) for v, x in zip(graph.values, made.fit.layouts) if v.kind == "param"}
-    assert parts == {"up": 8, "down": 8}
-    # What decides between them is no part of the time.
-    assert made.problem.time(made.fit.solution) <= made.fit.solution.cost
