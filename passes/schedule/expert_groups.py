@@ -79,6 +79,8 @@ class Grower:
     def _forward(self, anchor: Node, sizes: set[int] | None, reductions: bool) -> list[Node]:
         """The anchor and the nodes that read it and otherwise only what does not depend on it."""
         inside, nodes = {anchor.id}, [anchor]
+        # In order, a kernel visits the rows that have a group, and leaves the others as they were.
+        group = anchor.operands[2] if len(anchor.operands) == 5 else None
         reached = set(anchor.results)
         """Values that depend on the anchor."""
         grown = set(anchor.results)
@@ -88,7 +90,7 @@ class Grower:
             if not touched:
                 continue
             reached.update(node.results)
-            if any(o not in grown for o in touched):
+            if any(o not in grown for o in touched) or _tells_groups_apart(node, group):
                 continue
             if self.roles.of(node) is not Role.COMPUTE:
                 grown.update(node.results)
@@ -117,6 +119,33 @@ class Grower:
             else:
                 found.update(*(self._readers(r) for r in node.results))
         return found
+
+
+def _tells_groups_apart(node: Node, group: int | None) -> bool:
+    """Whether an op does anything with the numbers of groups but look something up by them: give rows without a group zero, for one."""
+    if group is None or group not in node.operands or node.name != "linalg.generic":
+        return False
+    arguments = list(node.op.regions[0].blocks[0].arguments)
+    waiting = [a for a, operand in zip(arguments, node.operands) if operand == group]
+    while waiting:
+        for use in waiting.pop().uses:
+            op = use.owner.operation
+            if op.name in _CHECKS:
+                waiting += op.results
+            elif op.name != "tensor.extract" and op.name != "cf.assert":
+                # A comparison counts when something else than a check asks for it.
+                return True
+    return False
+
+
+_CHECKS = (
+    "arith.index_cast",
+    "arith.index_castui",
+    "arith.extsi",
+    "arith.trunci",
+    "arith.cmpi",
+    "arith.andi",
+)
 
 
 def choose(

@@ -251,9 +251,41 @@ def test_two_ranks_with_padding_compute_as_one_does(tmp_path: Path) -> None:
     ]
     held = {b["name"]: (b["shape"], b["whole"]) for b in buffers if b.get("whole")}
     assert held["embed.weight"] == ([51, 15], [101, 15]) and held["ids"] == ([2, 7], [3, 7])
+    _check_in_two_processes(tmp_path / "bundle")
+
+
+class Routed(nn.Module):
+    """Each row times the matrix of the expert that it picks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrices, self.router = nn.Parameter(torch.randn(5, 8, 16)), nn.Linear(16, 5)
+
+    def forward(self, x):
+        expert = self.router(x).argmax(-1)
+        return torch.bmm(self.matrices[expert], x.unsqueeze(-1)).squeeze(-1)
+
+
+@pytest.mark.parametrize("rows", [7, 1])
+def test_two_ranks_compute_the_rows_of_their_experts(tmp_path: Path, rows: int) -> None:
+    """Five experts over two devices. Of many rows a kernel leaves those of others as they were, of a few it computes something."""
+    torch.manual_seed(0)
+    program = torch.export.export(
+        Routed().eval().requires_grad_(False), (torch.randn(rows, 16),), strict=False
+    )
+    options = driver.Options("cpu", mesh="x=2", shard=("matrices=x,_,_",), tune="off")
+    driver.compile({"main": program}, options, tmp_path / "bundle")
+    kernels = [path.name for path in (tmp_path / "bundle" / "kernels").iterdir()]
+    assert any(name.startswith("k_experts") for name in kernels)
+    assert any(name.startswith("k_group_rows") for name in kernels) == (rows == 7)
+    _check_in_two_processes(tmp_path / "bundle")
+
+
+def _check_in_two_processes(bundle: Path) -> None:
+    """`torchrun ... topo-run --check`: results on two ranks against float64 and eager."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     found = subprocess.run(
-        [*command, "-m", "topo_opt.tools.run", str(tmp_path / "bundle"), "--check"],
+        [*command, "-m", "topo_opt.tools.run", str(bundle), "--check"],
         capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert found.returncode == 0, found.stdout + found.stderr

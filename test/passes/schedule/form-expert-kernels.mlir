@@ -93,3 +93,35 @@ func.func @order(%x: tensor<4x16xf32>) -> (tensor<4x2xi64>, tensor<4x2xf32>) {
   } -> tensor<4x2xi64>
   return %t, %n : tensor<4x2xi64>, tensor<4x2xf32>
 }
+
+// -----
+
+// In order, a kernel visits the rows that have a group: what makes the others zero comes behind it. A bias looked up by group does not matter for them.
+
+// CHECK-LABEL: func.func @rows_of_others
+// CHECK: %[[P:.+]] = call @k_experts_{{.*}} -> tensor<64x32xf32>
+// CHECK: linalg.generic {{.*}} ins(%[[P]], %arg2 : tensor<64x32xf32>, tensor<64xi64>)
+// CHECK: arith.select
+// CHECK: return
+func.func @rows_of_others(%x: tensor<64x32xbf16>, %w: tensor<8x32x32xbf16>, %g: tensor<64xi64>, %b: tensor<8x32xf32>) -> tensor<64x32xf32> {
+  %0 = "topo.grouped_product"(%x, %w, %g) {operandSegmentSizes = array<i32: 1, 1, 1, 0, 0>} : (tensor<64x32xbf16>, tensor<8x32x32xbf16>, tensor<64xi64>) -> tensor<64x32xf32>
+  %e = tensor.empty() : tensor<64x32xf32>
+  %1 = linalg.generic {indexing_maps = [affine_map<(d0, d1) -> (d0, d1)>, affine_map<(d0, d1) -> (d0)>, affine_map<(d0, d1) -> (d0, d1)>], iterator_types = ["parallel", "parallel"]} ins(%0, %g : tensor<64x32xf32>, tensor<64xi64>) outs(%e : tensor<64x32xf32>) {
+  ^bb0(%v: f32, %n: i64, %o: f32):
+    %i = arith.index_cast %n : i64 to index
+    %j = linalg.index 1 : index
+    %a = tensor.extract %b[%i, %j] : tensor<8x32xf32>
+    %r = arith.addf %v, %a : f32
+    linalg.yield %r : f32
+  } -> tensor<64x32xf32>
+  %2 = linalg.generic {indexing_maps = [affine_map<(d0, d1) -> (d0, d1)>, affine_map<(d0, d1) -> (d0)>, affine_map<(d0, d1) -> (d0, d1)>], iterator_types = ["parallel", "parallel"]} ins(%1, %g : tensor<64x32xf32>, tensor<64xi64>) outs(%e : tensor<64x32xf32>) {
+  ^bb0(%v: f32, %n: i64, %o: f32):
+    %i = arith.index_cast %n : i64 to index
+    %c8 = arith.constant 8 : index
+    %z = arith.constant 0.0 : f32
+    %inside = arith.cmpi slt, %i, %c8 : index
+    %r = arith.select %inside, %v, %z : f32
+    linalg.yield %r : f32
+  } -> tensor<64x32xf32>
+  return %2 : tensor<64x32xf32>
+}
