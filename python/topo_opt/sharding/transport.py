@@ -2,7 +2,9 @@
 
 A product of halves is computed in f32 and rounded once it is whole. Its terms are rounded before they are summed, and the sum
 is formed in the narrow type, as data-parallel and tensor-parallel PyTorch does it: half the bytes. Rings of NCCL and gloo round
-after every addition, so that p terms leave an error of about sqrt(1 + (p + 2) / 2) roundings where one device leaves one.
+after every addition. Of p independent terms t of equal size, which are sqrt(p) times smaller than their sum, the roundings of the terms add up to the variance
+of one rounding of the sum, and the partial sums of 2, ..., p terms to that of (2 + ... + p) / p: together sqrt((p + 3) / 2 - 1 / p) times the
+error of one device.
 """
 
 from __future__ import annotations
