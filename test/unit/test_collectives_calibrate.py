@@ -123,7 +123,7 @@ def test_processes_are_ended_when_one_fails():
         (["--devices", "cpu0,cpu9"], "does not compute on 'cpu9'"),
         (["--devices", "cpu0,cpu0"], "named twice"),
         (["--repeats", "1"], "quartiles need at least 4"),
-        (["--out", "/nosuch/out.json"], "no such folder"),
+        (["--out", "/nosuch/out.json"], "there is no folder"),
     ],
 )
 def test_options(pair, words, expected):
