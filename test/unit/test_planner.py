@@ -288,6 +288,20 @@ def test_pins_are_kept() -> None:
     assert made.seconds > free.seconds
 
 
+def test_a_pin_decides_about_the_mesh() -> None:
+    """Hidden 100 divides by four devices and not by eight; a small model alone would stay on one."""
+    prices = RingPrices()
+    pins = (ShardingPin.parse("up=x,_"),)
+    made = _plan(_mlp(1, 64, 100), prices, pins=pins, stages=False)
+    assert made.mesh.shape[0] in (2, 4) and _sharding(made, "up") == (("x",), ())
+    assert any("does not divide into 8 parts" in c.outcome for c in made.candidates)
+    assert any("along which there is one device" in c.outcome for c in made.candidates)
+    with pytest.raises(InputError, match="no tensor matches 'nothing'"):
+        _plan(_mlp(1, 64, 100), prices, pins=(ShardingPin.parse("nothing=x,_"),))
+    with pytest.raises(InputError, match="does not divide into"):
+        _plan(_mlp(1, 64, 101), prices, pins=pins)
+
+
 def test_disconnected_devices_are_refused() -> None:
     prices = RingPrices(size=2, islands=2)
     near = {pair: rank for pair, rank in prices.closeness().items() if rank[0] == 0}

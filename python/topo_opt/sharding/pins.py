@@ -92,6 +92,12 @@ def _pin(pin: ShardingPin, value: PlanValue, mesh: Mesh) -> Pin:
         unknown = [a for a in axes or () if a not in numbers]
         if unknown:
             raise InputError(f"'{pin}' splits over '{unknown[0]}'", hint=f"the mesh has {', '.join(numbers)}")
+        single = [a for a in axes or () if mesh.axes[numbers[a]][1] == 1]
+        if single:
+            raise InputError(
+                f"'{pin}' splits over '{single[0]}', along which there is one device",
+                hint="give a mesh with more devices along it, or leave the pin out",
+            )
         dims.append(None if axes is None else tuple(numbers[a] for a in axes))
     used = [a for axes in dims for a in axes or ()]
     if len(set(used)) != len(used):

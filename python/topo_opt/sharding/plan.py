@@ -145,6 +145,8 @@ class _Planner:
         self.best: Plan | None = None
         self.candidates: list[Candidate] = []
         self.smallest: tuple[Fit, Mesh, int] | None = None
+        self.refused: InputError | None = None
+        """Why the first mesh was passed over on which the pins cannot be kept."""
 
     def plan(self) -> Plan:
         total = check_devices(self.prices, self.options.devices)
@@ -188,7 +190,14 @@ class _Planner:
         if self._loses(least, size):
             self._pass(mesh, "its work alone takes longer than the best plan")
             return
-        pins = pinning.resolve(self.options.pins, self.graph, mesh)
+        try:
+            pins = pinning.resolve(self.options.pins, self.graph, mesh)
+        except InputError as error:
+            if self.options.mesh is not None:
+                raise
+            self.refused = self.refused or error
+            self._pass(mesh, str(error))
+            return
         problem = build(
             self.graph,
             costs,
@@ -313,6 +322,8 @@ class _Planner:
         self.candidates.append(Candidate(mesh, stages, replicas, seconds, pace, fit.memory, outcome))
 
     def _infeasible(self) -> InputError:
+        if self.smallest is None and self.refused is not None:
+            return self.refused
         if self.smallest is None:
             reasons = "; ".join(sorted({c.outcome for c in self.candidates}))
             return InputError(f"no plan was found: {reasons}", hint="give fewer pins or fewer axes")
