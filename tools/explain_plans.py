@@ -80,6 +80,8 @@ def of_model(arguments: argparse.Namespace, sources: dict[str, Path], options: O
                 memory_limit=arguments.memory_limit,
                 mesh=parse_mesh(arguments.mesh, devices) if named else None,
                 pins=tuple(ShardingPin.parse(text) for text in arguments.pin),
+                # As a program that is split has them, so that the plan is that of a compile.
+                whole_results=True,
             ),
         )
     _print(plan, as_json=arguments.explain == "sharding-json")

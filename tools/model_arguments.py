@@ -43,10 +43,10 @@ def check(arguments: argparse.Namespace) -> None:
             f"--memory-limit {arguments.memory_limit}: expected bytes above 0",
             hint="such as 60000000000; without it a plan may take nine tenths of a device",
         )
-    asked = planner_options(arguments)
+    asked = [*planner_options(arguments), *(["wide-sums"] if arguments.wide_sums else [])]
     if asked and arguments.mesh is None and not arguments.explain:
         raise InputError(
-            f"--{next(iter(asked))} is for the planner, and nothing asks for a plan",
+            f"--{asked[0]} is for models that are split over devices, and nothing asks for that",
             hint="add --mesh auto, a mesh such as --mesh x=2, or --explain=sharding",
         )
     if arguments.mesh is not None or arguments.shard:

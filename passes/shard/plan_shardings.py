@@ -9,13 +9,15 @@ from typing import Any, Literal
 from topo_opt.errors import InputError
 from topo_opt.passes.base import Pass, PassFailure, fail
 from topo_opt.passes.shard.propagate_shardings import shardable
+from topo_opt.pipeline import remarks
+from topo_opt.sharding import not_split
 from topo_opt.sharding.annotate import annotate, read_mesh, write_mesh
 from topo_opt.sharding.named import parse_mesh
 from topo_opt.sharding.pins import ShardingPin
 from topo_opt.sharding.plan import PlanOptions, plan_topology
 from topo_opt.sharding.plan_functions import join
 from topo_opt.sharding.plan_reading import read_plan_graph
-from topo_opt.sharding.plan_result import sharding_plans
+from topo_opt.sharding.plan_result import idle, sharding_plans
 from topo_opt.sharding.plan_watch import publish
 from topo_opt.sharding.spec import Mesh
 from topo_opt.topology import load
@@ -75,6 +77,9 @@ class PlanShardings(Pass):
             write_mesh(module.operation, found.mesh)
             for function, made in zip(functions, plans, strict=True):
                 annotate(function, made)
+        for subject, reason in idle(found):
+            # What the user asked for and did not get is more than what the plan chose.
+            remarks.emit(not_split.KIND if mesh is not None else remarks.CHOSEN, subject, reason)
         publish(found)
 
 

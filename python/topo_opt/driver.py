@@ -191,8 +191,9 @@ def require_nothing_left(compilation: Compilation) -> None:
     Raises:
         StrictError: names the first of what did not take effect, and how many more there are.
     """
-    if compilation.options.strict and compilation.remarks:
-        first, more = compilation.remarks[0], len(compilation.remarks) - 1
+    lost = [r for r in compilation.remarks if r.kind != remarks.CHOSEN]
+    if compilation.options.strict and lost:
+        first, more = lost[0], len(lost) - 1
         tail = f" (and {more} more)" if more else ""
         raise StrictError(
             f"{first.subject}: {first.reason}{tail}", hint="--strict was given", where=first.where

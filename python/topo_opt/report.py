@@ -335,9 +335,8 @@ def _left_lines(left: Sequence[Remark]) -> Iterator[str]:
     """One line for each reason; many places with the same one are counted."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for remark in left:
-        groups.setdefault((remark.kind, remark.subject, remark.reason), []).append(
-            remark.where or "unknown place"
-        )
+        groups.setdefault((remark.kind, remark.subject, remark.reason), []).append(remark.where or "")
     for (kind, subject, reason), places in groups.items():
         more = f" and {len(places) - 1} more places" if len(places) > 1 else ""
-        yield f"{kind}: {subject}: {reason} ({places[0]}{more})"
+        where = f" ({places[0] or 'unknown place'}{more})" if any(places) or more else ""
+        yield f"{kind}: {subject}: {reason}{where}"

@@ -6,7 +6,7 @@
 // CHECK:      Meshes
 // CHECK:      x=8 {{.*}} fits
 // CHECK:      Collectives
-// CHECK:      all_reduce {{.*}} x {{.*}} [1, 8192] of linalg.contract {{.*}} NVL
+// CHECK:      all_reduce {{.*}} x {{.*}} [1, 8192] of linalg.contract {{.*}} nvlink
 // CHECK:      Tensors
 // CHECK-DAG:  up {{.*}} 16384x8192 {{.*}} [x, _]
 // CHECK-DAG:  down {{.*}} 8192x16384 {{.*}} [_, x]

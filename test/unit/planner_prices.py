@@ -19,6 +19,7 @@ class Cost:
     algorithm: str = "ring"
     bottleneck_kind: str = "nvlink"
     considered: tuple[tuple[str, float], ...] = ()
+    link_kinds: tuple[str, ...] = ("nvlink",)
 
     def why(self) -> str:
         return f"{self.algorithm} {self.seconds * 1e6:.1f} us"

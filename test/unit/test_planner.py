@@ -19,7 +19,7 @@ from topo_opt.sharding.plan import Plan, PlanOptions, plan, plan_topology
 from topo_opt.sharding.plan_functions import join
 from topo_opt.sharding.plan_graph import PlanGraph
 from topo_opt.sharding.plan_problem import Costs, build
-from topo_opt.sharding.plan_result import collectives, named, sharding_plan, sharding_plans
+from topo_opt.sharding.plan_result import collectives, idle, named, sharding_plan, sharding_plans
 from topo_opt.sharding.rule import Factor
 from topo_opt.sharding.solver import FORBIDDEN, solve
 from topo_opt.sharding.spec import Mesh
@@ -300,6 +300,15 @@ def test_a_pin_decides_about_the_mesh() -> None:
         _plan(_mlp(1, 64, 100), prices, pins=(ShardingPin.parse("nothing=x,_"),))
     with pytest.raises(InputError, match="does not divide into"):
         _plan(_mlp(1, 64, 101), prices, pins=pins)
+
+
+def test_what_idles_is_told() -> None:
+    prices = RingPrices()
+    given = _plan(_mlp(1, 63, 101), prices, mesh=_mesh(prices, 8))
+    assert [subject for subject, _ in idle(given)] == ["x"]
+    chosen = _plan(_mlp(1, 63, 101), prices, stages=False)
+    assert chosen.devices == 1 and [subject for subject, _ in idle(chosen)] == ["devices"]
+    assert not list(idle(_plan(_mlp(1, 4096, 16384), prices, mesh=_mesh(prices, 8))))
 
 
 def test_disconnected_devices_are_refused() -> None:

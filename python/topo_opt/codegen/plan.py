@@ -101,6 +101,8 @@ def build_plan(
         for c in found
     ]
     mesh = read_mesh(module.operation)
+    # One place is no mesh: the program is loaded without other processes.
+    mesh = mesh if mesh is not None and len(mesh.devices) > 1 else None
     axes = tuple(rt.MeshAxis(name, size) for name, size in mesh.axes) if mesh is not None else ()
     devices = mesh.devices if mesh is not None else ()
     plan = rt.Plan(

@@ -50,6 +50,13 @@ class CollectiveCost:
                     out[edge] = out.get(edge, 0.0) + float(cost.loads[resource]) * nbytes
         return out
 
+    @cached_property
+    def link_kinds(self) -> tuple[str, ...]:
+        """The kinds of the links that it loads, sorted."""
+        loaded = {r for cost, _ in self._loads for r in cost.loads.nonzero()[0]}
+        resources = [self._network.resources[r] for r in loaded]
+        return tuple(sorted({r.kind for r in resources if r.is_link}))
+
     @property
     def calls(self) -> tuple[Call, ...]:
         """What the algorithm moves, call by call."""

@@ -15,6 +15,9 @@ from contextvars import ContextVar
 
 from topo_opt.errors import Remark
 
+CHOSEN = "plan"
+"""The kind of a remark on what was left to the planner: nothing that was asked for is missing."""
+
 _collectors: ContextVar[tuple[list[Remark], ...]] = ContextVar("collectors", default=())
 
 

@@ -102,6 +102,7 @@ class ThroughMemory:
     algorithm: str = "through memory"
     bottleneck_kind: str = "memory"
     considered: tuple[tuple[str, float], ...] = ()
+    link_kinds: tuple[str, ...] = ()
     link_bytes: Mapping[tuple[str, str], float] = field(default_factory=dict)
     """None: what moves stays in the host's memory."""
 

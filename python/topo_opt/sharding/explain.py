@@ -7,9 +7,10 @@ of equal layers that lie alike are one entry, whose runner-up is that of the fir
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,10 @@ from rich.table import Table
 from topo_opt.sharding.cost import PICOSECONDS
 from topo_opt.sharding.memory import memory_use, size_text
 from topo_opt.sharding.plan import Plan, describe
-from topo_opt.sharding.plan_result import PlannedCollective, collectives, named
+from topo_opt.sharding.plan_result import PlannedCollective, collectives, idle, named
 from topo_opt.sharding.solver import FORBIDDEN, Memory, Problem, solve
 from topo_opt.sharding.spec import Sharding
 from topo_opt.sharding.strategies import exclusions
-from topo_opt.topology.graph import PATH_CLASSES
 
 MAX_RUNNERS_UP = 64
 """Entries whose runner-up is looked for, the largest tensors first: each is a problem of its own."""
@@ -196,7 +196,7 @@ def _runner_up(plan: Plan, number: int, memory: Memory) -> tuple[str | None, flo
     slower = (solution.cost - fit.solution.cost) / PICOSECONDS
     use = memory_use(plan.graph, other, chosen, problem.costs.sizes)
     if use.total > plan.limit:
-        return text, slower, f"takes {size_text(use.total)} of {size_text(plan.limit)}"
+        return text, max(slower, 0.0), f"takes {size_text(use.total)} of {size_text(plan.limit)}"
     work = (_work(plan, solution.choice) - _work(plan, fit.solution.choice)) / PICOSECONDS
     if abs(slower) < 0.5e-12:
         return text, 0.0, f"as fast; takes {_difference(use.total - fit.memory.total)} memory"
@@ -210,6 +210,9 @@ def _runner_up(plan: Plan, number: int, memory: Memory) -> tuple[str | None, flo
 def _no_other(plan: Plan, number: int) -> str:
     """Why there is only one way: what does not divide, as far as that is the reason."""
     graph, sizes = plan.graph, plan.problem.costs.sizes
+    pins = [p for p in plan.options.pins if fnmatchcase(graph.values[number].name, p.pattern)]
+    if pins:
+        return f"pinned by '{pins[-1]}'" + (f", the last of {len(pins)} that match" if len(pins) > 1 else "")
     found = {
         str(excluded)
         for op, position in graph.values[number].uses
@@ -253,25 +256,17 @@ def _collectives(plan: Plan) -> Iterator[CollectiveEntry]:
             one.nbytes,
             one.seconds,
             detail.algorithm,
-            _link_class(plan, costs.groups(one.step.axes)),
+            "+".join(detail.link_kinds) or "-",
             detail.bottleneck_kind,
             others[0] if others else None,
         )
 
 
-def _link_class(plan: Plan, groups: tuple[tuple[str, ...], ...]) -> str:
-    ranks = [
-        plan.near[min(a, b), max(a, b)][0]
-        for group in groups
-        for a, b in combinations(group, 2)
-        if (min(a, b), max(a, b)) in plan.near
-    ]
-    return PATH_CLASSES[max(ranks)] if ranks else "-"
-
-
 def render(found: Explanation, plan: Plan, console: Console) -> None:
     """Prints the tables of an explanation."""
     console.print(_headline(found, plan))
+    for _, reason in idle(plan):
+        console.print(f"note: {reason}")
     for table in (_candidate_table(plan), _collective_table(found), _tensor_table(found)):
         console.print(table)
 
@@ -293,8 +288,12 @@ def _milliseconds(seconds: float | None) -> str:
 
 def _candidate_table(plan: Plan) -> Table:
     table = Table("mesh", "stages", "replicas", "ms", "ms a call", "memory", "outcome", title="Meshes")
+    shapes = Counter((c.mesh.axes, c.stages, c.replicas) for c in plan.candidates)
     for c in plan.candidates:
         shape = ", ".join(f"{name}={size}" for name, size in c.mesh.axes)
+        if shapes[c.mesh.axes, c.stages, c.replicas] > 1:
+            # The same shape over other devices, or over these in another order.
+            shape += f" of {', '.join(c.mesh.devices[:8])}{', ...' if len(c.mesh.devices) > 8 else ''}"
         memory = size_text(c.memory.total) if c.memory else "-"
         row = (shape, str(c.stages), str(c.replicas), _milliseconds(c.seconds), _milliseconds(c.pace_seconds))
         table.add_row(*row, memory, c.outcome)

@@ -87,6 +87,25 @@ def _of_part(plan: Plan, function: PlanGraph, ops: range, places: Sequence[int])
     return ShardingPlan(mesh, shardings, assignments, terms, plan.seconds, memory, notes)
 
 
+def idle(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What of the machine the plan gives no work of its own: (axis or devices, why)."""
+    mesh, there = plan.mesh, len(plan.problem.costs.prices.devices)
+    for axis, (name, size) in enumerate(mesh.axes):
+        if size > 1 and all(
+            chosen.axes[axis] < 0 and chosen.axes[axis] != TERMS for chosen in plan.fit.chosen
+        ):
+            yield (
+                name,
+                f"nothing is split over {name}, so its {size} devices do the same: by the plan every split takes longer, "
+                "or no dimension divides; pins decide otherwise",
+            )
+    if plan.options.mesh is None and plan.devices < there:
+        yield (
+            "devices",
+            f"{plan.devices} of {there} devices are used: by the plan more of them take longer; a mesh decides otherwise",
+        )
+
+
 def collectives(plan: Plan) -> Iterator[PlannedCollective]:
     """Every collective of the plan, in program order."""
     fit, graph = plan.fit, plan.graph
