@@ -273,3 +273,40 @@ def test_bridges_of_the_whole_machine_belong_to_all_its_numa_nodes():
     graph = link_graph(imported.topology)
     assert path_class(graph, "gpu0", "gpu1") == "NODE"
     assert {path_class(graph, "gpu0", f"numa{i}") for i in range(2)} == {"PHB"}
+
+
+PAIR = """
+\tGPU0\tGPU1\tCPU Affinity
+GPU0\t X \t{0}\t0-15
+GPU1\t{0}\t X \t0-15
+"""
+
+
+@pytest.mark.parametrize("cell", ["NV0", "NV999999", "NV65"])
+def test_numbers_of_nvlinks_that_no_gpu_has_are_refused(cell: str) -> None:
+    with pytest.raises(InputError, match=f"the row of GPU0 has {cell} for GPU1"):
+        import_dump(PAIR.format(cell).encode(), "dump")
+
+
+def test_a_guessed_generation_of_nvlinks_is_a_note() -> None:
+    notes = import_dump(PAIR.format("NV4").encode(), "dump").notes
+    assert any("tells the generation of NVLinks: taken as nvlink2" in note for note in notes)
+    named = import_dump(PAIR.format("NV4").encode(), "dump", device="nvidia-a100-sxm4-80gb").notes
+    assert not any("generation of NVLinks" in note for note in named)
+
+
+def test_a_model_against_the_dump_is_a_note() -> None:
+    text = PAIR.format("PHB") + "GPU 0: NVIDIA H200 (UUID: a)\nGPU 1: NVIDIA H200 (UUID: b)\n"
+    notes = import_dump(text.encode(), "dump", device="l20").notes
+    assert "the dump says that gpu0 is a nvidia-h200-sxm: taken as a nvidia-l20, as was asked" in notes
+
+
+def test_a_makers_name_alone_is_ambiguous() -> None:
+    with pytest.raises(InputError, match="'nvidia' could be nvidia-"):
+        import_dump(PAIR.format("PHB").encode(), "dump", device="nvidia")
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "{}", ' {"devices": []}'])
+def test_json_is_no_dump(text: str) -> None:
+    with pytest.raises(InputError, match="is JSON"):
+        import_dump(text.encode(), "dump")

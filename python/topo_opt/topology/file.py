@@ -150,7 +150,7 @@ class TopologyFile(Strict):
             if any(own):
                 raise ValueError("a cluster of a named 'node' has no devices, nodes or links of its own")
         elif not self.devices:
-            raise ValueError("'devices' is missing")
+            raise ValueError("'devices' is missing: a list of {id, figures}")
         elif not self.compute:
-            raise ValueError("'compute' is missing")
+            raise ValueError("'compute' is missing: the ids of the devices that a model is placed on")
         return self

@@ -72,7 +72,7 @@ def parse(data: bytes, what: str) -> Topology:
     except Misfit as misfit:
         raise _refusal(what, [(misfit.pointer, misfit.sentence)]) from None
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False, include_input=False)
+        details = error.errors(include_url=False, include_context=False)
         raise _refusal(what, [(_pointer(d["loc"]), _words(d)) for d in details]) from None
 
 
@@ -116,7 +116,10 @@ def _pointer(place: Sequence[int | str]) -> str:
 
 
 def _words(detail: Any) -> str:
-    return _WORDS.get(detail["type"], detail["msg"])
+    given = detail.get("input")
+    shown = f", not {given!r:.60}" if isinstance(given, str | int | float | bool | None) else ""
+    said = str(detail["msg"]).removeprefix("Value error, ")
+    return _WORDS.get(detail["type"]) or said + (shown if detail["type"] != "value_error" else "")
 
 
 def _refusal(what: str, found: Sequence[tuple[str, str]]) -> InputError:

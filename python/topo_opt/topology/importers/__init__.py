@@ -59,9 +59,16 @@ def import_dump(data: bytes, what: str, *, device: str | None = None, name: str 
     return Imported(kind, file, topology, tuple(sketch.notes))
 
 
+def _is_json(text: bytes) -> bool:
+    try:
+        return bool(isinstance(json.loads(text), dict | list))
+    except ValueError:
+        return text.startswith(b"{")
+
+
 def _read(data: bytes, what: str, device: str | None) -> tuple[str, Sketch]:
     text = data.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text.startswith(b"{"):
+    if _is_json(text):
         raise InputError(f"{what} is JSON, perhaps a topology already", hint="give it to topo-hw show")
     if not text.startswith(b"<"):
         return "nvidia-smi topo -m", read_smi(_decoded(data), what, device)

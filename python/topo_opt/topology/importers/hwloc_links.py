@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import combinations
 from xml.etree.ElementTree import Element
 
-from topo_opt.topology.importers.models import Hints
 from topo_opt.topology.importers.sketch import Sketch, lane_rate, lanes_of, nvlink_figures, port_figures
 
 _MAX_OBJECTS = 512
@@ -90,9 +89,8 @@ def _wire_switches(sketch: Sketch, matrix: _Matrix, places: dict[int, str]) -> N
 
 def _wire(sketch: Sketch, a: str, b: str, gpu: str, megabytes_per_s: int) -> None:
     """A link of so much; with lanes where the generation of the GPU's NVLinks is known."""
-    hints = sketch.gpus[gpu]
-    if lanes_of(hints, "nvlink") is not None:
-        figures, lanes = _lanes(hints, megabytes_per_s)
+    if lanes_of(sketch.gpus[gpu], "nvlink") is not None:
+        figures, lanes = _lanes(sketch, gpu, megabytes_per_s)
         sketch.wire(a, b, figures, lanes)
     else:
         sketch.wire_at(a, b, "nvlink", megabytes_per_s * _MB, "NVLinkBandwidth of hwloc in the dump")
@@ -107,9 +105,9 @@ def _wire_xgmi(sketch: Sketch, matrix: _Matrix, owners: dict[str, str]) -> None:
             sketch.wire(places[i], places[j], figures, max(1, round(rate * _MB / lane_rate(figures))))
 
 
-def _lanes(hints: Hints, megabytes_per_s: int) -> tuple[str, int]:
+def _lanes(sketch: Sketch, gpu: str, megabytes_per_s: int) -> tuple[str, int]:
     """The generation and the number of links that carry so much: the coding for which the number is the most whole."""
-    figures = nvlink_figures(hints, 0)
+    figures = nvlink_figures(sketch, gpu, 0)
     lanes = [megabytes_per_s * _MB / (lane_rate(figures) * coding) for coding in _CODINGS]
     best = min(lanes, key=lambda n: (abs(n - round(n)), -n))
     return figures, max(1, round(best))

@@ -35,7 +35,9 @@ def with_model(hints: Hints, model: str | None) -> Hints:
         return replace(hints, model=model)
     if found := _by_name().get(_plain(model)):
         return replace(hints, model=found)
-    fitting = [name for name in device_models() if _plain(model) and _plain(model) in _plain(name)]
+    # A maker's name alone is no part of a model's name, but it is of the files'.
+    wanted, known = (_plain(model), _plain) if _plain(model) else (model.lower().strip(), str.lower)
+    fitting = [name for name in device_models() if wanted and wanted in known(name)]
     if len(fitting) == 1:
         return replace(hints, model=fitting[0])
     if fitting:
@@ -55,6 +57,12 @@ def recognise(hints: Hints) -> str | None:
         return model
     fitting = [model for model in device_models() if _fits(model, hints)]
     return fitting[0] if len(fitting) == 1 else None
+
+
+def contradiction(hints: Hints) -> str | None:
+    """The model that a dump names where the user named another one."""
+    said = recognise(replace(hints, model=None))
+    return said if hints.model is not None and said not in (None, hints.model) else None
 
 
 def _fits(model: str, hints: Hints) -> bool:

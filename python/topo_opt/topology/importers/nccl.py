@@ -104,6 +104,9 @@ class _Reader:
         hints = with_model(_hints(element, inner), self.device)
         self.sketch.gpus[gpu] = hints
         slot = _slot(element)
+        speed = element.get("link_speed", "").strip()
+        if slot.generation is None and speed not in ("", "Unknown", "Unknown speed"):
+            self.sketch.note(f"{gpu} has '{speed[:30]}' for a link_speed, which is none of PCIe: not taken")
         generation = slot.generation or _generation_of_model(hints)
         if generation is None:
             generation = 3  # as NCCL

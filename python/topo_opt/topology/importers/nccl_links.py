@@ -71,12 +71,15 @@ def _entries(sketch: Sketch, gpus: dict[Element, str]) -> Iterator[_Entry]:
         for element in pci.iter():
             if element.tag not in ("nvlink", "xgmi"):
                 continue
-            count = whole(element, "count", 1) or 0
+            given = element.get("count", "1")
+            count = whole(element, "count", 0 if given.strip() else 1) or 0
             target_class = element.get("tclass", "").lower().removeprefix("0x")
             if count > 0:
                 yield _Entry(gpu, element.tag, element.get("target", "").lower(), target_class, count)
-            else:
+            elif given.strip() == "0":
                 sketch.note(f"{element.tag}s of {gpu} are down")
+            else:
+                sketch.note(f"'{given[:20]}' {element.tag}s of {gpu} are no number of links: left out")
 
 
 def _wire_switched(sketch: Sketch, switched: dict[str, int]) -> None:
@@ -91,7 +94,7 @@ def _wire_switched(sketch: Sketch, switched: dict[str, int]) -> None:
             count = most
         elif most is not None and count < most:
             sketch.note(f"{gpu} has {count} of {most} NVLinks: the others are down or not in the file")
-        sketch.wire(gpu, "nvs", nvlink_figures(sketch.gpus[gpu], count), count)
+        sketch.wire(gpu, "nvs", nvlink_figures(sketch, gpu, count), count)
 
 
 def _wire_direct(sketch: Sketch, direct: dict[tuple[str, str, str], int]) -> None:
@@ -106,14 +109,14 @@ def _wire_direct(sketch: Sketch, direct: dict[tuple[str, str, str], int]) -> Non
                 f"{gpu} has {count} {kind}s to {peer}, which has {back} back: {min(count, back)} are taken"
             )
         lanes = min(count, back)
-        hints = sketch.gpus[gpu]
-        figures = (
-            nvlink_figures(hints, lanes) if kind == "nvlink" else port_figures(hints, "xgmi", "xgmi-mi200")
-        )
+        if kind == "nvlink":
+            figures = nvlink_figures(sketch, gpu, lanes)
+        else:
+            figures = port_figures(sketch.gpus[gpu], "xgmi", "xgmi-mi200")
         sketch.wire(gpu, peer, figures, lanes)
 
 
 def _to_processor(sketch: Sketch, entry: _Entry, numa: str) -> None:
-    figures = nvlink_figures(sketch.gpus[entry.gpu], entry.count)
+    figures = nvlink_figures(sketch, entry.gpu, entry.count)
     source = f"{entry.count} NVLinks to the processor in the dump, each with the rate of {figures}"
     sketch.wire_at(entry.gpu, numa, "c2c", lane_rate(figures) * entry.count, source)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from topo_opt.topology.device import PathClass
-from topo_opt.topology.importers.models import Hints, recognise
+from topo_opt.topology.importers.models import Hints, contradiction, recognise
 from topo_opt.topology.library import device_figures, link_figures
 
 _NEARNESS = {name: i for i, name in enumerate(get_args(PathClass))}
@@ -56,6 +56,9 @@ class Sketch:
 def to_file(sketch: Sketch, name: str, description: str) -> dict[str, Any]:
     """The content of a topology file; GPUs whose model was not recognised have the figures of `unspecified-gpu`."""
     names = {gpu: recognise(hints) or UNSPECIFIED for gpu, hints in sketch.gpus.items()}
+    for gpu, hints in sketch.gpus.items():
+        if (said := contradiction(hints)) is not None:
+            sketch.note(f"the dump says that {gpu} is a {said}: taken as a {hints.model}, as was asked")
     if unknown := [gpu for gpu, model in names.items() if model == UNSPECIFIED]:
         sketch.note(
             f"the dump does not say which model {_listed(unknown)} {'is' if len(unknown) == 1 else 'are'}: memory and "
@@ -126,8 +129,9 @@ def _listed(ids: list[str]) -> str:
     return ", ".join(ids) if len(ids) <= 3 else f"{ids[0]} to {ids[-1]} ({len(ids)} GPUs)"
 
 
-def nvlink_figures(hints: Hints, lanes: int) -> str:
+def nvlink_figures(sketch: Sketch, gpu: str, lanes: int) -> str:
     """Which generation of NVLink a GPU has: that of its model, else of its compute capability, else by what has so many."""
+    hints = sketch.gpus[gpu]
     model = recognise(hints)
     if model and (port := device_figures(model).port("nvlink")) and port.figures:
         return port.figures
@@ -142,7 +146,9 @@ def nvlink_figures(hints: Hints, lanes: int) -> str:
             return figures
     if hints.capability is not None:
         return "nvlink1"
-    return "nvlink4" if lanes > 12 else "nvlink3" if lanes > 6 else "nvlink2"
+    figures = "nvlink4" if lanes > 12 else "nvlink3" if lanes > 6 else "nvlink2"
+    sketch.note(f"nothing in the dump tells the generation of NVLinks: taken as {figures}, by their number")
+    return figures
 
 
 def port_figures(hints: Hints, kind: str, default: str) -> str:

@@ -15,10 +15,12 @@ from topo_opt.topology.importers.smi_tree import Matrix, build_tree
 
 MAX_LINES = 20_000
 MAX_DEVICES = 128
+MAX_NVLINKS = 64
+"""Links of one GPU to others; those known have 18 at most."""
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\[[0-9;]{1,6}m|\x1b[()][A-Z0-9]|[\x00-\x08\x0b-\x1f\x7f]")
 _AFFINITY = re.compile(r"(CPU|NUMA)\s*Affinity|GPU\s*NUMA\s*ID", re.IGNORECASE)
 _GPU = re.compile(r"GPU\d{1,4}$")
-_CELL = re.compile(r"[\s]*(X|SYS|SOC|NODE|PHB|PXB|PIX|NV\d{1,3})(?![a-z])")
+_CELL = re.compile(r"[\s]*(X|SYS|SOC|NODE|PHB|PXB|PIX|NV\d{1,9})(?![a-z])")
 _STATUS = re.compile(r"[\s]*(X|OK|CNS|GNS|TNS|NS|DR|U)(?=\s|$)")
 _STATUSES = {"OK", "CNS", "GNS", "TNS", "NS", "DR"}
 _NAME = re.compile(r"\s*GPU\s*(\d{1,4}):\s*(.+?)\s*(?:\(UUID|$)")
@@ -124,7 +126,13 @@ def _cells(text: str, label: str, columns: list[str], what: str) -> tuple[list[s
             )
             expected = "expected X, NV#, PIX, PXB, PHB, NODE or SYS"
             raise InputError(f"{what} is partial or damaged: the row of {label} {found}", hint=expected)
-        cells.append(match.group(1))
+        cell = match.group(1)
+        if cell.startswith("NV") and not 1 <= int(cell[2:]) <= MAX_NVLINKS:
+            raise InputError(
+                f"{what} is damaged: the row of {label} has {cell} for {columns[len(cells)]}",
+                hint=f"expected 1 to {MAX_NVLINKS} NVLinks",
+            )
+        cells.append(cell)
         at = match.end()
     return cells, text[at:]
 

@@ -244,11 +244,11 @@ def _wire_nvlinks(sketch: Sketch, matrix: Matrix, ids: dict[str, str], what: str
         for i, a in enumerate(members):
             if switched:
                 lanes = matrix.nvlinks(a, members[1 - min(i, 1)])
-                sketch.wire(ids[a], switch, nvlink_figures(sketch.gpus[ids[a]], lanes), lanes)
+                sketch.wire(ids[a], switch, nvlink_figures(sketch, ids[a], lanes), lanes)
                 continue
             for b in members[i + 1 :]:
                 if lanes := matrix.nvlinks(a, b):
-                    sketch.wire(ids[a], ids[b], nvlink_figures(sketch.gpus[ids[a]], lanes), lanes)
+                    sketch.wire(ids[a], ids[b], nvlink_figures(sketch, ids[a], lanes), lanes)
 
 
 def _nvlink_domains(
