@@ -7,6 +7,7 @@ with the reason of the one that is not.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import weakref
@@ -65,6 +66,7 @@ class Ranks:
         self._groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
         self._order: dict[tuple[str, ...], list[int]] = {}
         self._broken: Fault | None = None
+        self._kept = False
         self._calls = self._agreements = 0
         self.shares_gpu = False
         """Whether ranks have been put on the same GPU: collectives go through host memory, and no graph can hold them."""
@@ -193,6 +195,10 @@ class Ranks:
 
     def _failure(self) -> RankFailure:
         assert self._broken is not None
+        if not self._kept:
+            self._kept = True
+            for group in self._all_groups():
+                _never_free(group)
         return RankFailure(self._broken.message, hint=self._broken.hint)
 
     def _require_whole(self) -> None:
@@ -243,14 +249,18 @@ class Ranks:
         if was_broken:
             # Groups in which others are missing cannot be closed in order.
             return
-        control = (self.control,) if hasattr(self, "control") else ()
-        for group in (*self._groups.values(), *control):
+        for group in self._all_groups():
+            _never_free(group)
             try:
                 _end_group(group)
             except (RuntimeError, ValueError, AssertionError):
                 # A group that the failure has already closed.
                 continue
         self._groups.clear()
+
+    def _all_groups(self) -> tuple[dist.ProcessGroup, ...]:
+        control = (self.control,) if hasattr(self, "control") else ()
+        return (*self._groups.values(), *control)
 
     def close(self) -> None:
         """Tells the other ranks that this one needs them no more."""
@@ -326,6 +336,14 @@ def _end_group(group: dist.ProcessGroup) -> None:
         dist.distributed_c10d._abort_process_group(group)
     else:
         dist.destroy_process_group(group)
+
+
+def _never_free(group: dist.ProcessGroup) -> None:
+    """Keeps a group for as long as the process lives, also past the interpreter's last collection.
+
+    Freeing one of gloo waits for its threads, in which operations may wait for a rank that has stopped: the process would not end.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def local_rank() -> int:
