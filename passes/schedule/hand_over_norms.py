@@ -14,7 +14,7 @@ from topo_opt.codegen.triton.contraction import SMALL_ROWS
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.base import Pass
 from topo_opt.passes.schedule.leading_norm import LeadingNorm, norm_of, parts_of, sum_of_parts
-from topo_opt.passes.schedule.outline import callee, clone_nodes, kernels_of, name_kernel
+from topo_opt.passes.schedule.outline import callee, clone_nodes, computed_from, kernels_of, name_kernel
 from topo_opt.passes.schedule.roles import Roles
 from topo_opt.structured.graph import Graph, read
 
@@ -55,8 +55,6 @@ class _Work:
     _shares: dict[str, ir.Operation] = field(default_factory=dict)
     _makers: dict[tuple[str, int, str], str] = field(default_factory=dict)
     _readers: dict[str, str] = field(default_factory=dict)
-    _kept: dict[str, frozenset[int]] = field(default_factory=dict)
-    """Arguments of the kernel before that a reader still has."""
     _lowers: dict[str, bool] = field(default_factory=dict)
 
     def rewrite(self, function: ir.Operation) -> None:
@@ -112,8 +110,9 @@ class _Work:
         count = len(before.results)
         new = calls[maker] = self._replace(before, made, [*before.operands, *others])
         for place, name in taken.items():
-            kept = self._kept[name]
-            operands = [o for p, o in enumerate(calls[place].operands) if p in kept]
+            norm = self._norm(callee(calls[place]))
+            assert norm is not None
+            operands = [o for p, o in enumerate(calls[place].operands) if p in norm.kept]
             calls[place] = self._replace(calls[place], name, [*operands, *list(new.results)[count:]])
 
     def _replace(self, call: ir.Operation, name: str, operands: Sequence[ir.Value]) -> ir.Operation:
@@ -149,9 +148,9 @@ class _Work:
             [*(graph.handles[v].type for v in norm.results), self._parts_of(norm)],
         )
         mapping = dict(zip(inputs, body.arguments))
-        nodes = {n.id: n for value in wanted for n in norm.needed(value)[0]}
+        _, nodes = computed_from(graph, wanted)
         with graph.func.context, ir.InsertionPoint(body), ir.Location.unknown():
-            clone_nodes(Roles(graph), [nodes[i] for i in sorted(nodes)], mapping)
+            clone_nodes(Roles(graph), [graph.nodes[n] for n in nodes], mapping)
             parts = parts_of(norm.statistic, mapping[norm.statistic.operands[0]], self._parts_of(norm))
             func.ReturnOp([*(mapping[v] for v in norm.results), parts])
         self._shares[name] = made
@@ -213,9 +212,7 @@ class _Work:
                 else:
                     clone_nodes(Roles(graph), [node], mapping)
             func.ReturnOp([mapping[v] for v in graph.returns])
-        made_name = self._readers[name] = self._named(made)
-        self._kept[made_name] = norm.kept
-        return made_name
+        return self._readers.setdefault(name, self._named(made))
 
     def _function(
         self, inputs: Sequence[ir.Type], outputs: Sequence[ir.Type]

@@ -12,12 +12,13 @@ from topo_opt.codegen.triton.contraction import VECTOR_ROWS, find_all
 from topo_opt.codegen.triton.gemm_row_parts import MOST_PARTS
 from topo_opt.codegen.triton.reductions import combiner_of, recognise
 from topo_opt.errors import UnsupportedError
+from topo_opt.passes.schedule.outline import computed_from
 from topo_opt.structured.access import VIEWS
 from topo_opt.structured.graph import Graph, Node
 
 CHUNK, FEWEST = 32, 16
-"""Columns that a part of a sum stands for: tiles of the products in question have 64 columns and more, and what is read of a row
-is then a sixteenth of the row in bf16. Never fewer than `FEWEST`."""
+"""Columns that a part of a sum stands for: what is read of a row is then a sixteenth of the row in bf16, and tiles have a multiple
+of so many. Never fewer than `FEWEST`."""
 
 
 @dataclass(frozen=True)
@@ -41,20 +42,6 @@ class LeadingNorm:
         graph = self.graph
         *rows, columns = graph.values[self.statistic.operands[0]].shape or ()
         return [*rows, columns // _chunk(columns)]
-
-    def needed(self, value: int) -> tuple[list[Node], list[int]]:
-        """Nodes, in order, and arguments that a value is computed from."""
-        graph, nodes, arguments = self.graph, set(), set()
-        waiting = [value]
-        while waiting:
-            node = graph.producer(waiting[-1])
-            found = waiting.pop()
-            if node is None:
-                arguments.add(found)
-            elif node.id not in nodes:
-                nodes.add(node.id)
-                waiting.extend(node.operands)
-        return [graph.nodes[n] for n in sorted(nodes)], sorted(arguments)
 
     @property
     def kept(self) -> frozenset[int]:
@@ -86,7 +73,7 @@ class LeadingNorm:
         """Positions of the other arguments that the factor is computed from."""
         if self.factor is None:
             return []
-        places = [self.graph.arguments.index(a) for a in self.needed(self.factor)[1]]
+        places = [self.graph.arguments.index(a) for a in computed_from(self.graph, [self.factor])[0]]
         return [p for p in places if p != self.argument]
 
 
@@ -109,15 +96,14 @@ def norm_of(graph: Graph, rows: int) -> LeadingNorm | None:
     (statistic,), (factor,) = statistics, factors
     if not _is_row_sum(graph, statistic):
         return None
-    found = LeadingNorm(graph, 0, statistic, None)
-    nodes, arguments = found.needed(statistic.operands[0])
-    if len(arguments) != 1 or not all(map(_is_elementwise, nodes)):
+    rows_of, before = computed_from(graph, [statistic.operands[0]])
+    arguments, nodes = computed_from(graph, [factor])
+    if len(rows_of) != 1 or rows_of[0] not in arguments:
         return None
-    argument = graph.arguments.index(arguments[0])
-    nodes, arguments = found.needed(factor)
-    if graph.arguments[argument] not in arguments or not all(map(_is_elementwise, nodes)):
+    if not all(_is_elementwise(graph.nodes[n]) for n in (*before, *nodes)):
         return None
-    plain = all(n.name in VIEWS for n in nodes)
+    argument = graph.arguments.index(rows_of[0])
+    plain = all(graph.nodes[n].name in VIEWS for n in nodes)
     return LeadingNorm(graph, argument, statistic, None if plain else factor)
 
 

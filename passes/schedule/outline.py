@@ -12,7 +12,7 @@ from torch_mlir.dialects import func
 
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.schedule.roles import Role, Roles, memory_operands
-from topo_opt.structured.graph import Node
+from topo_opt.structured.graph import Graph, Node
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,24 @@ def closure(roles: Roles, nodes: Sequence[Node]) -> tuple[list[Node], list[int]]
                 need(operand)
         order[node.id] = None
     return [graph.nodes[i] for i in order], list(inputs)
+
+
+def computed_from(
+    graph: Graph, results: Sequence[int], known: Container[int] = ()
+) -> tuple[list[int], list[int]]:
+    """Values (of `known`, and arguments) and nodes, in order, that `results` are computed from."""
+    inputs: dict[int, None] = {}
+    nodes: set[int] = set()
+    waiting = list(results)
+    while waiting:
+        value = waiting.pop()
+        producer = graph.producer(value)
+        if value in known or producer is None:
+            inputs[value] = None
+        elif producer.id not in nodes:
+            nodes.add(producer.id)
+            waiting.extend(producer.operands)
+    return sorted(inputs), sorted(nodes)
 
 
 def results_of(roles: Roles, nodes: Sequence[Node], users: Sequence[Sequence[int]]) -> list[int]:

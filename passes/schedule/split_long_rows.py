@@ -11,7 +11,7 @@ from torch_mlir.dialects import func
 
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.base import Pass
-from topo_opt.passes.schedule.outline import callee, clone_nodes, kernels_of, name_kernel
+from topo_opt.passes.schedule.outline import callee, clone_nodes, computed_from, kernels_of, name_kernel
 from topo_opt.passes.schedule.roles import VIEWS, Roles
 from topo_opt.structured.graph import Graph
 
@@ -149,7 +149,7 @@ def _needed_later(graph: Graph, stages: Sequence[Stage]) -> list[Stage]:
     for number in range(len(stages) - 1, -1, -1):
         known = set(graph.arguments).union(*(s.results for s in stages[:number]))
         results = tuple(v for v in stages[number].results if v in needed)
-        needed.update(_needed(graph, [v for v in results if v not in known], known)[0])
+        needed.update(computed_from(graph, [v for v in results if v not in known], known)[0])
         kept.insert(0, Stage(results, stages[number].attributes))
     return kept
 
@@ -187,7 +187,7 @@ class _Split:
         known: set[int] = set(self.graph.arguments)
         for stage in self.stages:
             new = tuple(v for v in stage.results if v not in known)
-            inputs, nodes = _needed(self.graph, new, known)
+            inputs, nodes = computed_from(self.graph, new, known)
             self.made.append((self._function(inputs, nodes, new, stage.attributes), inputs, new))
             known |= set(new)
 
@@ -207,22 +207,6 @@ class _Split:
             clone_nodes(Roles(graph), [graph.nodes[n] for n in nodes], mapping)
             func.ReturnOp([mapping[v] for v in results])
         return name_kernel(made.operation, "loops", kernels_of(self.module))
-
-
-def _needed(graph: Graph, results: Sequence[int], known: set[int]) -> tuple[list[int], list[int]]:
-    """Values of `known` and nodes, in order, that `results` are computed from."""
-    inputs: dict[int, None] = {}
-    nodes: set[int] = set()
-    waiting = list(results)
-    while waiting:
-        value = waiting.pop()
-        producer = graph.producer(value)
-        if value in known or producer is None:
-            inputs[value] = None
-        elif producer.id not in nodes:
-            nodes.add(producer.id)
-            waiting.extend(producer.operands)
-    return sorted(inputs), sorted(nodes)
 
 
 def _replace_calls(function: ir.Operation, split: dict[str, _Split]) -> None:
