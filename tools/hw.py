@@ -1,7 +1,8 @@
 """`topo-hw`: machines as data. Lists, reads, shows and calibrates topologies.
 
 This file is the command line only; each subcommand has a module of its own. Exit codes: 0 all went well, 1 an error that was
-reported as one line, 2 a command line that does not parse.
+reported as one line, 2 a command line that does not parse (an unknown option, a value
+of another form, options that exclude each other).
 """
 
 from __future__ import annotations

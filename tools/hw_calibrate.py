@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from topo_opt.errors import InputError
+from topo_opt.errors import InputError, OptionError
 from topo_opt.runtime import strict_json
 from topo_opt.tools.output import check_destination, write_output
 from topo_opt.topology import load
@@ -61,15 +61,16 @@ def run(arguments: argparse.Namespace) -> int:
     from topo_opt.collectives.calibration import calibrate, curves
     from topo_opt.collectives.measure import Plan
 
+    if arguments.repeats < 4:
+        raise OptionError(f"--repeats {arguments.repeats}: quartiles need at least 4")
+    sizes, groups = _sizes(arguments.sizes), _groups(arguments.groups)
     topology = load(arguments.topology)
     devices = _devices(topology, arguments.devices)
     gpu = topology.device(devices[0]).kind == "gpu"
-    if arguments.repeats < 4:
-        raise InputError(f"--repeats {arguments.repeats}: quartiles need at least 4")
     plan = Plan(
         devices=len(devices),
-        sizes=_sizes(arguments.sizes) or (GPU_SIZES if gpu else CPU_SIZES),
-        groups=_groups(arguments.groups, len(devices)),
+        sizes=sizes or (GPU_SIZES if gpu else CPU_SIZES),
+        groups=_fitting(groups, len(devices)),
         products=GPU_PRODUCTS if gpu else CPU_PRODUCTS,
         copies=GPU_COPIES if gpu else CPU_COPIES,
         repeats=arguments.repeats,
@@ -118,22 +119,31 @@ def _devices(topology: Topology, given: str | None) -> tuple[str, ...]:
                 hint=f"but on {', '.join(topology.compute[:8])}",
             )
     if len(set(chosen)) != len(chosen):
-        raise InputError(f"--devices {given}: a device is named twice")
+        raise OptionError(f"--devices {given}: a device is named twice")
     return chosen
 
 
-def _groups(given: str | None, count: int) -> list[int]:
+def _groups(given: str | None) -> list[int]:
     if given is None:
-        return sorted(
-            {1 << k for k in range(1, count.bit_length()) if 1 << k <= count}
-            | ({count} if count > 1 else set())
-        )
+        return []
     try:
         groups = sorted({int(part) for part in given.split(",")})
     except ValueError:
         groups = []
-    if not groups or groups[0] < 2 or groups[-1] > count:
-        raise InputError(f"--groups {given}: numbers from 2 to {count}, with commas between them")
+    if not groups or groups[0] < 2:
+        raise OptionError(f"--groups {given}: numbers from 2 on, with commas between them")
+    return groups
+
+
+def _fitting(groups: list[int], count: int) -> list[int]:
+    """These numbers of devices where some were given; else the powers of two up to `count`, and `count`."""
+    if not groups:
+        powers = {1 << k for k in range(1, count.bit_length())}
+        return sorted(powers | ({count} if count > 1 else set()))
+    if groups[-1] > count:
+        raise InputError(
+            f"--groups {groups[-1]}: {count} devices are measured", hint=f"give numbers from 2 to {count}"
+        )
     return groups
 
 
@@ -146,7 +156,7 @@ def _sizes(given: str | None) -> list[int]:
     except ValueError:
         sizes = []
     if not sizes or sizes[0] < 64 or sizes[-1] > MAX_SIZE:
-        raise InputError(
+        raise OptionError(
             f"--sizes {given}: bytes from 64 to 16G, with commas between them, such as 8K,2M,512M"
         )
     return sizes

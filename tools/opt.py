@@ -1,14 +1,15 @@
 """`topo-opt`: optimizes exported models, and runs passes over MLIR text as the `*-opt` tools of MLIR do.
 
 This file is the command line only; `opt_mlir` and `opt_model` do the work. Exit codes: 0 all went well, 1 an error that was
-reported as one diagnostic, 2 a command line that does not parse.
+reported as one diagnostic, 2 a command line that does not parse (an unknown option, a value of
+another form, options that exclude each other).
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 
-from topo_opt.errors import InputError
+from topo_opt.errors import OptionError
 from topo_opt.tools.input_kind import MODEL_SUFFIX, input_kind
 from topo_opt.tools.reporting import reported
 
@@ -60,7 +61,7 @@ def _dispatch(arguments: argparse.Namespace) -> int:
     if "model" in kinds.values():
         other = next((name for name, kind in kinds.items() if kind != "model"), None)
         if other is not None:
-            raise InputError(
+            raise OptionError(
                 f"'{other}' is not a {MODEL_SUFFIX} file", hint="models and MLIR files are different jobs"
             )
         from topo_opt.tools import model_arguments
@@ -82,7 +83,7 @@ def _refuse_model_options(arguments: argparse.Namespace) -> None:
     parser = _parser()
     for option, flag in _MODEL_ONLY.items():
         if getattr(arguments, option) != parser.get_default(option):
-            raise InputError(
+            raise OptionError(
                 f"{flag} is for models ({MODEL_SUFFIX}), the input is MLIR",
                 hint="passes are named with --pass-pipeline or -p",
             )

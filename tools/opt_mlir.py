@@ -9,7 +9,7 @@ from pathlib import Path
 from torch_mlir import ir
 
 from topo_opt import dialects
-from topo_opt.errors import InputError, TopoError
+from topo_opt.errors import InputError, OptionError, PipelineError, TopoError
 from topo_opt.passes import PASSES
 from topo_opt.pipeline import diagnostics, remarks
 from topo_opt.pipeline.diagnostics import DiagnosedError, Diagnostic
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         TopoError: the input cannot be read, or the pipeline does not parse.
     """
     if len(arguments.inputs) > 1:
-        raise InputError(f"{len(arguments.inputs)} inputs were given, MLIR is processed one file at a time")
+        raise OptionError(f"{len(arguments.inputs)} inputs were given, MLIR is processed one file at a time")
     check_pass_names(arguments)
     check_destination(arguments.output)
     name = arguments.inputs[0] if arguments.inputs else STDIN
@@ -72,7 +72,7 @@ def _chunks(data: bytes, *, split: bool) -> list[bytes]:
 def _pipeline(arguments: argparse.Namespace, data: bytes) -> Group:
     given = [text for text in (arguments.pass_pipeline, arguments.passes) if text is not None]
     if len(given) > 1:
-        raise InputError("both --pass-pipeline and -p were given", hint="they say the same thing; keep one")
+        raise OptionError("both --pass-pipeline and -p were given", hint="they say the same thing; keep one")
     if arguments.run_reproducer:
         match = re.search(
             r'mlir_reproducer: \{\s*pipeline: "((?:\\.|[^"\\])*)"', data.decode("utf-8", "replace")
@@ -81,7 +81,10 @@ def _pipeline(arguments: argparse.Namespace, data: bytes) -> Group:
             raise InputError(
                 "the input has no pipeline inside", hint="--run-reproducer takes a file that a crash has left"
             )
-        return parse(re.sub(r"\\(.)", r"\1", match[1]))
+        try:
+            return parse(re.sub(r"\\(.)", r"\1", match[1]))
+        except PipelineError as error:
+            raise InputError(f"the pipeline inside the input: {error.message}", hint=error.hint) from None
     return parse(given[0] if given else "")
 
 
@@ -112,12 +115,12 @@ def instruments_of(arguments: argparse.Namespace) -> list[Instrument]:
 
 
 def check_pass_names(arguments: argparse.Namespace) -> None:
-    """Raises InputError for an unknown pass in `--mlir-print-ir-after`, which would else print nothing without a word."""
+    """Raises OptionError for an unknown pass in `--mlir-print-ir-after`, which would else print nothing without a word."""
     for name in _printed_after(arguments):
         if name not in PASSES and name not in upstream_passes():
             near = nearest(name)
             hint = f"did you mean {' or '.join(near)}?" if near else "--list-passes prints those of topo-opt"
-            raise InputError(f"--mlir-print-ir-after: there is no pass '{name}'", hint=hint)
+            raise OptionError(f"--mlir-print-ir-after: there is no pass '{name}'", hint=hint)
 
 
 def _printed_after(arguments: argparse.Namespace) -> list[str]:

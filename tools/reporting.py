@@ -9,6 +9,9 @@ from collections.abc import Callable
 
 from topo_opt.errors import TopoError
 
+COMPILER = "torch_mlir"
+"""The package that a machine which only runs bundles may lack."""
+
 
 def reported(
     work: Callable[[], int], arguments: argparse.Namespace, tool: str, destination: str | None = None
@@ -38,6 +41,11 @@ def reported(
     return code
 
 
+def add_traceback(parser: argparse.ArgumentParser) -> None:
+    """The option that `reported` looks at."""
+    parser.add_argument("--traceback", action="store_true", help="show where in topo-opt an error comes from")
+
+
 def _drop_output() -> None:
     """What standard output would not take goes nowhere: the interpreter must not fail on it once more when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -46,6 +54,11 @@ def _drop_output() -> None:
 def _line(error: Exception, tool: str, destination: str | None) -> str:
     if isinstance(error, TopoError):
         return error.render()
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == COMPILER:
+        return (
+            f"error: {tool} needs {COMPILER} for this, and it is not installed here "
+            "(compile where topo-opt is installed whole; topo-run and topo-hw need no compiler)"
+        )
     if isinstance(error, OSError):
         return f"error: {error.filename or destination or 'standard output'}: {error.strerror or first_line(error)}"
     return f"error: {tool} broke: {type(error).__name__}: {first_line(error)} (a fault of topo-opt; --traceback shows where)"

@@ -1,7 +1,7 @@
 """`topo-run`: runs, checks and times a bundle.
 
 Exit codes: 0 all went well, 1 an error that was reported as one line or a check that failed, 2 a command line that does not
-parse.
+parse (an unknown option, a value of another form, options that exclude each other).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from topo_opt.errors import InputError, TopoError
-from topo_opt.tools import run_ranks
+from topo_opt.tools import run_arguments, run_ranks
 from topo_opt.tools.reporting import reported
 
 if TYPE_CHECKING:
@@ -70,13 +70,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    run_arguments.check(arguments)
     if arguments.kernels and not (arguments.check or arguments.bench):
         from topo_opt.runtime.bundle import open_bundle
 
         _show_kernels(open_bundle(arguments.bundle, verify_weights=False).plan, arguments)
         return 0
-    if arguments.compare and not arguments.bench:
-        raise InputError("--compare says what --bench times beside the program", hint="add --bench")
     from topo_opt.runtime.bundle import open_bundle
 
     plan = open_bundle(arguments.bundle, verify_weights=False).plan
@@ -128,18 +127,11 @@ def _refuse_left_to_aten(selected: list[tuple[str, Variant]]) -> None:
 
 
 def _load(arguments: argparse.Namespace) -> Program:
-    import torch
-
     from topo_opt.runtime import load
 
-    device = arguments.device
-    try:
-        torch.device(device or "cpu")
-    except RuntimeError:
-        raise InputError(f"{device!r} is not a device", hint="use cuda, cuda:N or cpu") from None
     return load(
         arguments.bundle,
-        device,
+        arguments.device,
         weights=arguments.weights,
         random_weights=arguments.random_weights,
         strict=arguments.strict,
@@ -150,7 +142,7 @@ def _load(arguments: argparse.Namespace) -> Program:
 
 def _selected(plan: Plan, arguments: argparse.Namespace) -> list[tuple[str, Variant]]:
     """Variants that --function and --bucket name; an error that lists what there is when they name nothing."""
-    bucket = _parse_bucket(arguments.bucket)
+    bucket = run_arguments.bucket_of(arguments.bucket)
     if arguments.function is not None and arguments.function not in plan.functions:
         raise InputError(
             f"there is no function {arguments.function!r}", hint="there is " + ", ".join(plan.functions)
@@ -175,18 +167,6 @@ def _selected(plan: Plan, arguments: argparse.Namespace) -> list[tuple[str, Vari
             hint="there is " + "; ".join(h or "(one size)" for h in have),
         )
     return found
-
-
-def _parse_bucket(text: str | None) -> dict[str, int]:
-    out = {}
-    for part in (text or "").split(","):
-        if not part:
-            continue
-        name, _, size = part.partition("=")
-        if not size.isdigit():
-            raise InputError(f"--bucket takes DIM=SIZE, not {part!r}")
-        out[name] = int(size)
-    return out
 
 
 def _given(arguments: argparse.Namespace, selected: list[tuple[str, Variant]]) -> dict[str, Any]:
@@ -291,7 +271,7 @@ def _bench(program: Program, selected: list[tuple[str, Variant]], arguments: arg
     from topo_opt.tools.run_bench import COLUMNS, bench_variant
     from topo_opt.tools.run_tables import show
 
-    peers, given = [c for c in arguments.compare.split(",") if c], _given(arguments, selected)
+    peers, given = run_arguments.peers_of(arguments.compare), _given(arguments, selected)
     for function, variant in selected:
         b = bench_variant(program, function, variant, compare=peers, seed=arguments.seed, given=given)
         floor = f", floor {b.floor_ms:.4g} ms" if b.floor_ms is not None else ""

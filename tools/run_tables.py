@@ -1,7 +1,8 @@
-"""Tables: drawn on a terminal, plain columns when piped."""
+"""Tables: drawn on a terminal where rich is installed, else plain columns. Bundles run without rich."""
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -9,7 +10,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> N
     """Prints one table; numbers are right-aligned, None is a dash."""
     cells = [[_text(c) for c in row] for row in rows]
     numeric = [all(_is_number(row[i]) for row in rows) for i in range(len(columns))]
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and find_spec("rich") is not None:
         _draw(title, columns, cells, numeric)
     else:
         _plain(title, columns, cells, numeric)

@@ -48,7 +48,7 @@ class ChooseTiles(Pass):
     def _tune(self, module) -> None:
         from topo_opt.pipeline import remarks
         from topo_opt.topology import load
-        from topo_opt.tuning.kernel_ir import tune_module
+        from topo_opt.tuning.modules import tune_module
         from topo_opt.tuning.settings import Settings
 
         files = [self.data] if self.data is not None else []

@@ -32,11 +32,17 @@ class InputError(TopoError):
     """A file or argument that cannot be used as it is."""
 
 
+class OptionError(InputError):
+    """An option whose value has not the form that it takes, or options that exclude each other: seen without any file."""
+
+    exit_code = 2
+
+
 class UntrustedError(InputError):
     """A model file or bundle with content that is not on the list of what is safe to load."""
 
 
-class PipelineError(InputError):
+class PipelineError(OptionError):
     """A textual pass pipeline that does not parse or names something unknown."""
 
 

@@ -4,8 +4,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from topo_opt.codegen.bundle import refuse_strangers
 from topo_opt.errors import InputError
+from topo_opt.runtime.bundle import is_bundle
 
 
 def check_bundle_folder(out: str | Path) -> None:
@@ -17,6 +17,19 @@ def check_bundle_folder(out: str | Path) -> None:
     out = Path(os.path.abspath(out))
     refuse_strangers(out)
     check_writable(out.parent, f"the bundle {out}")
+
+
+def refuse_strangers(out: Path) -> None:
+    """Raises InputError when `out` is something else than a free name, an empty folder or an older bundle."""
+    if out.is_symlink():
+        raise InputError(f"{out} is a link, a bundle is not written through it")
+    if not out.exists():
+        return
+    if not out.is_dir() or (any(out.iterdir()) and not is_bundle(out)):
+        raise InputError(
+            f"{out} exists and is not a bundle, it is left alone",
+            hint="give another name, or remove it first",
+        )
 
 
 def check_writable(folder: Path, subject: str) -> None:

@@ -119,7 +119,7 @@ def test_processes_are_ended_when_one_fails():
     [
         (["--sizes", "8,zero"], "--sizes 8,zero: bytes from 64"),
         (["--sizes", "0"], "--sizes 0: bytes from 64"),
-        (["--groups", "3"], "--groups 3: numbers from 2 to 2"),
+        (["--groups", "3"], "--groups 3: 2 devices are measured"),
         (["--devices", "cpu0,cpu9"], "does not compute on 'cpu9'"),
         (["--devices", "cpu0,cpu0"], "named twice"),
         (["--repeats", "1"], "quartiles need at least 4"),

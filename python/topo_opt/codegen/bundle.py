@@ -19,8 +19,9 @@ import numpy as np
 
 from topo_opt.codegen.plan import BuiltPlan
 from topo_opt.errors import InputError
+from topo_opt.output_folder import refuse_strangers
 from topo_opt.runtime import strict_json
-from topo_opt.runtime.bundle import FORMAT, MANIFEST, PLACES, SCHEMA, is_bundle
+from topo_opt.runtime.bundle import FORMAT, MANIFEST, PLACES, SCHEMA
 from topo_opt.runtime.strict_json import Json
 
 TOOLS = ("topo-opt", "torch", "torch-mlir", "triton", "numpy")
@@ -139,19 +140,6 @@ def _write(path: Path, data: bytes) -> None:
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
-
-
-def refuse_strangers(out: Path) -> None:
-    """Raises InputError when `out` is something else than a free name, an empty folder or an older bundle."""
-    if out.is_symlink():
-        raise InputError(f"{out} is a link, a bundle is not written through it")
-    if not out.exists():
-        return
-    if not out.is_dir() or (any(out.iterdir()) and not is_bundle(out)):
-        raise InputError(
-            f"{out} exists and is not a bundle, it is left alone",
-            hint="give another name, or remove it first",
-        )
 
 
 def _put_in_place(work: Path, out: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
 
-from topo_opt.errors import InputError
+from topo_opt.errors import InputError, OptionError
 from topo_opt.sharding.annotate import RETURN, Annotations
 from topo_opt.sharding.propagate import check_fit, describe
 from topo_opt.sharding.signature import slots
@@ -38,19 +38,20 @@ def parse_mesh(text: str, devices: Sequence[str] = ()) -> Mesh:
         devices: ids of the devices in row-major order; numbers when there are none.
 
     Raises:
-        InputError: another form, or another number of devices.
+        OptionError: another form.
+        InputError: another number of devices.
     """
     axes = []
     for part in text.split(","):
         name, equals, size = part.strip().partition("=")
         if not equals or not _AXIS.fullmatch(name) or not size.isdigit() or int(size) < 1:
-            raise InputError(
+            raise OptionError(
                 f"'{part.strip()}' is no axis of a mesh", hint="expected NAME=SIZE, such as data=2,model=4"
             )
         axes.append((name, int(size)))
     count = prod(size for _, size in axes)
     if count > MOST_DEVICES:
-        raise InputError(f"a mesh of {count} devices is larger than {MOST_DEVICES}")
+        raise OptionError(f"a mesh of {count} devices is larger than {MOST_DEVICES}")
     if devices and len(devices) < count:
         raise InputError(
             f"a mesh of {count} devices ({text}) does not fit a machine with {len(devices)}",
@@ -59,14 +60,14 @@ def parse_mesh(text: str, devices: Sequence[str] = ()) -> Mesh:
     try:
         return Mesh(tuple(axes), tuple(devices[:count]) or tuple(str(i) for i in range(count)))
     except ValueError as error:
-        raise InputError(f"mesh '{text}': {error}") from None
+        raise OptionError(f"mesh '{text}': {error}") from None
 
 
 def parse_patterns(text: str) -> list[Pattern]:
     """Patterns separated by `;`.
 
     Raises:
-        InputError: one that has another form.
+        OptionError: one that has another form.
     """
     return [parse_pattern(part) for part in text.split(";") if part.strip()]
 
@@ -75,19 +76,19 @@ def parse_pattern(text: str) -> Pattern:
     """`layers.*.q.weight=model,_`: a name and for each dimension its axes, `+` between several, `_` for none.
 
     Raises:
-        InputError: another form.
+        OptionError: another form.
     """
     name, equals, dims = text.strip().rpartition("=")
     parts = [part.strip() for part in dims.split(",")]
     split = [() if part == "_" else tuple(part.split("+")) for part in parts]
     if not equals or not name or not all(_AXIS.fullmatch(axis) for axes in split for axis in axes):
-        raise InputError(
+        raise OptionError(
             f"'{text.strip()}' does not say how a tensor is split",
             hint="expected NAME=AXIS,... with one entry a dimension, such as 'layers.*.q.weight=model,_'",
         )
     used = [axis for axes in split for axis in axes]
     if len(set(used)) != len(used):
-        raise InputError(f"'{text.strip()}' splits two dimensions over one axis")
+        raise OptionError(f"'{text.strip()}' splits two dimensions over one axis")
     return Pattern(name.strip(), tuple(split))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from topo_opt.errors import InputError
+from topo_opt.errors import InputError, OptionError
 from topo_opt.sharding.plan_graph import PlanGraph, PlanValue
 from topo_opt.sharding.plan_problem import Pin
 from topo_opt.sharding.spec import Mesh
@@ -33,11 +33,11 @@ class ShardingPin:
         """The pin in text as above.
 
         Raises:
-            InputError: it has no pattern or no dimensions.
+            OptionError: it has no pattern or no dimensions.
         """
         pattern, equals, spec = text.rpartition("=")
         if not equals or not pattern or not spec:
-            raise InputError(
+            raise OptionError(
                 f"'{text}' is no pin of a sharding", hint="write PATTERN=axis,_ with one entry a dimension"
             )
         return cls(pattern, tuple(_dimension(entry.strip(), text) for entry in spec.split(",")))
@@ -54,7 +54,7 @@ def _dimension(entry: str, text: str) -> tuple[str, ...] | None:
         return ()
     axes = tuple(entry.split("+"))
     if not all(axis.isidentifier() for axis in axes):
-        raise InputError(
+        raise OptionError(
             f"'{entry}' in '{text}' is no axis", hint="use axis names joined by +, _ for whole, ? for any"
         )
     return axes

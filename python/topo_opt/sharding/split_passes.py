@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from topo_opt.errors import InputError
+from topo_opt.errors import OptionError
 from topo_opt.passes.base import quote
 from topo_opt.sharding.named import parse_mesh, parse_pattern
 from topo_opt.topology import Topology
@@ -31,11 +31,12 @@ def split_passes(
         wide_sums: form sums over devices in f32 where their results are rounded to less.
 
     Raises:
-        InputError: a mesh or pattern of another form, one without the other, or more places than the machine has devices.
+        OptionError: a mesh or pattern of another form, or one without the other.
+        InputError: more places than the machine has devices.
     """
     if mesh is None:
         if shard:
-            raise InputError(
+            raise OptionError(
                 f"'{shard[0]}' says how a tensor is split, but no mesh was given",
                 hint="give a mesh, such as model=2",
             )
@@ -47,7 +48,7 @@ def split_passes(
     if mesh != AUTO:
         parse_mesh(mesh, devices)
     if shard and (mesh == AUTO or planner):
-        raise InputError(
+        raise OptionError(
             f"'{shard[0]}' says how a tensor is split where the planner is asked for",
             hint="write it as a pin (--pin), or give a mesh and no options of the planner",
         )

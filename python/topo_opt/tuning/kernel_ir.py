@@ -4,6 +4,8 @@
 
 For a machine that has the GPU and not the model: what is measured goes into the cache, and from there into the data that a
 compile elsewhere reads (`topo_opt.tuning.ship`).
+
+This file is the command line only; `modules` does the work and needs the compiler. Exit codes are those of `topo-opt`.
 """
 
 from __future__ import annotations
@@ -14,56 +16,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch_mlir import ir
-
-from topo_opt.codegen.triton import lower_kernel
-from topo_opt.codegen.triton.target import Target
-from topo_opt.errors import InputError, TopoError, UnsupportedError
-from topo_opt.topology import Device, load
-from topo_opt.tuning import prepared
-from topo_opt.tuning.gpu import find_gpu
+from topo_opt.tools.reporting import add_traceback, reported
+from topo_opt.topology import load
 from topo_opt.tuning.prepared import add_arguments, describe, write_problems
 from topo_opt.tuning.search import Problem
 from topo_opt.tuning.settings import Settings
-from topo_opt.tuning.subjects import Subject, subjects_of
-from topo_opt.tuning.tuner import FindMeasurer, Tuned, problem_of, tune
 
-
-def tune_module(
-    module: ir.Operation, device: Device, settings: Settings, *, find: FindMeasurer = find_gpu
-) -> Tuned:
-    """Chooses the tile of every kernel and writes it into the IR; kernels have a tile before.
-
-    Raises:
-        InputError: as `tuner.tune`.
-    """
-    with module.context, ir.Location.unknown():
-        return tune(_subjects(module, device), device, settings, find=find)
-
-
-def _subjects(module: ir.Operation, device: Device) -> list[Subject]:
-    target = Target.of(device)
-    kernels = [
-        v.operation for v in module.regions[0].blocks[0].operations if "topo.kernel" in v.operation.attributes
-    ]
-    with_code = [ir.StringAttr(f.attributes["sym_name"]).value for f in kernels if _has_code(f, target)]
-    return subjects_of(module, device, with_code)
-
-
-def _has_code(func: ir.Operation, target: Target) -> bool:
-    try:
-        lower_kernel(func, target)
-    except UnsupportedError:
-        return False
-    return True
+COMMAND = "python -m topo_opt.tuning.kernel_ir"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m topo_opt.tuning.kernel_ir", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("inputs", nargs="+", metavar="FILE.mlir")
+    parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("inputs", nargs="+", metavar="FILE.mlir", type=Path)
     add_arguments(parser)
     parser.add_argument(
         "--prepare",
@@ -71,54 +36,39 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         help="measure nothing: write what `prepared` measures",
     )
+    add_traceback(parser)
     arguments = parser.parse_args(argv)
-    try:
-        if arguments.prepare:
-            _prepare(arguments)
-            return 0
-        for name in arguments.inputs:
-            _tune_file(name, arguments)
-    except TopoError as error:
-        print(error.render(), file=sys.stderr)
-        return 1
+    work = _prepare if arguments.prepare else _tune
+    return reported(lambda: work(arguments), arguments, COMMAND)
+
+
+def _prepare(arguments: argparse.Namespace) -> int:
+    from topo_opt.tuning import modules
+
+    device = load(arguments.topology).primary
+    problems: dict[str, Problem] = {}
+    for path in arguments.inputs:
+        for problem in modules.problems_of(modules.read_module(path).operation, device):
+            # Equal kernels of several files are one problem.
+            problems.setdefault(problem.key.text, problem)
+    write_problems(arguments.prepare, list(problems.values()))
+    print(f"{arguments.prepare}: {len(problems)} kernels")
     return 0
 
 
-def _prepare(arguments: argparse.Namespace) -> None:
-    device = load(arguments.topology).primary
-    problems: dict[str, Problem] = {}
-    for name in arguments.inputs:
-        module = _module(name)
-        with module.context, ir.Location.unknown():
-            for subject in _subjects(module.operation, device):
-                problem = problem_of(subject, device)
-                # Equal kernels of several files are one problem; its candidates need the module.
-                problems.setdefault(problem.key.text, _with_code(problem))
-    write_problems(arguments.prepare, list(problems.values()))
-    print(f"{arguments.prepare}: {len(problems)} kernels")
+def _tune(arguments: argparse.Namespace) -> int:
+    from topo_opt.tuning import modules
 
-
-def _with_code(problem: Problem) -> Problem:
-    return prepared.problem_of(prepared.problem_data(problem))
-
-
-def _module(name: str) -> ir.Module:
-    from topo_opt import dialects
-
-    try:
-        return ir.Module.parse(Path(name).read_text(), dialects.load(ir.Context()))
-    except OSError as error:
-        raise InputError(f"{name}: {error.strerror}") from None
-
-
-def _tune_file(name: str, arguments: argparse.Namespace) -> None:
     settings = Settings.of(2, arguments.tune, arguments.tuning_cache, (), arguments.tuning_time)
-    module = _module(name)
-    start = time.perf_counter()
-    tuned = tune_module(module.operation, load(arguments.topology).primary, settings)
-    print(f"{name}: {len(tuned.choices)} kernels in {time.perf_counter() - start:.1f} s")
-    for line in [*tuned.notes, *map(describe, tuned.choices.values())]:
-        print(f"  {line}")
+    device = load(arguments.topology).primary
+    for path in arguments.inputs:
+        module = modules.read_module(path)
+        start = time.perf_counter()
+        tuned = modules.tune_module(module.operation, device, settings)
+        print(f"{path}: {len(tuned.choices)} kernels in {time.perf_counter() - start:.1f} s")
+        for line in [*tuned.notes, *map(describe, tuned.choices.values())]:
+            print(f"  {line}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from topo_opt.codegen.kernel_source import KernelSource, Param, Scratch
-from topo_opt.errors import InputError, TopoError, UnsupportedError
+from topo_opt.errors import InputError, UnsupportedError
+from topo_opt.tools.reporting import add_traceback, reported
 from topo_opt.topology import load
 from topo_opt.tuning.arguments_data import Signature
 from topo_opt.tuning.cache import open_store, versions
@@ -30,6 +31,7 @@ from topo_opt.tuning.search import Problem
 from topo_opt.tuning.settings import MODES, Settings, device_id
 from topo_opt.tuning.settle import settle
 
+COMMAND = "python -m topo_opt.tuning.prepared"
 SCHEMA = 1
 
 
@@ -122,18 +124,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m topo_opt.tuning.prepared", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("inputs", nargs="+", metavar="PROBLEMS.json", type=Path)
     add_arguments(parser)
+    add_traceback(parser)
     arguments = parser.parse_args(argv)
-    try:
-        for path in arguments.inputs:
-            _measure(path, arguments)
-    except TopoError as error:
-        print(error.render(), file=sys.stderr)
-        return 1
+    return reported(lambda: _run(arguments), arguments, COMMAND)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    for path in arguments.inputs:
+        _measure(path, arguments)
     return 0
 
 

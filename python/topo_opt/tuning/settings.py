@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from topo_opt.errors import InputError
+from topo_opt.errors import OptionError
 from topo_opt.tuning.cache import default_folder
 
 MODES = ("off", "cache", "short", "full")
@@ -43,21 +43,21 @@ class Settings:
         """Settings from options; what is not given follows from the optimization level.
 
         Raises:
-            InputError: an unknown level or mode, or a limit that is not a positive number.
+            OptionError: an unknown level or mode, or a limit that is not a positive number.
         """
         if not isinstance(level, int) or not 0 <= level < len(BY_LEVEL):
-            raise InputError(
+            raise OptionError(
                 f"optimization level {level!r} does not exist", hint="there are 0, 1, 2 and 3 (-O0 to -O3)"
             )
         if isinstance(data, str | Path):
-            raise InputError(
+            raise OptionError(
                 f"tuning data is {str(data)!r}, expected a list of files", hint=f"give [{str(data)!r}]"
             )
         chosen = BY_LEVEL[level] if mode is None else mode
         if chosen not in MODES:
-            raise InputError(f"there is no tuning mode {chosen!r}", hint=f"there are {', '.join(MODES)}")
+            raise OptionError(f"there is no tuning mode {chosen!r}", hint=f"there are {', '.join(MODES)}")
         if limit_s is not None and not 0 < limit_s < 1e6:
-            raise InputError(
+            raise OptionError(
                 f"a time limit of {limit_s} s for tuning", hint="give a positive number of seconds"
             )
         if chosen == "off":

@@ -14,9 +14,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from topo_opt.errors import TopoError
+from topo_opt.tools.reporting import add_traceback, reported
 from topo_opt.tuning.cache import FILE, read_file, write_file
 from topo_opt.tuning.records import DEPTHS, Entry, read_content
+
+COMMAND = "python -m topo_opt.tuning.ship"
 
 
 def merged(sources: Iterable[Iterable[Entry]], device: str) -> list[Entry]:
@@ -55,20 +57,19 @@ def entries_of(place: Path) -> list[Entry]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m topo_opt.tuning.ship", description=(__doc__ or "").partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("sources", nargs="+", type=Path, metavar="CACHE|FILE|BUNDLE")
     parser.add_argument("--device", required=True, help="as in the cache's folders, such as nvidia-h200-sxm")
     parser.add_argument("-o", dest="output", required=True, type=Path)
+    add_traceback(parser)
     arguments = parser.parse_args(argv)
-    try:
-        entries = merged([entries_of(place) for place in arguments.sources], arguments.device)
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        write_file(arguments.output, entries, brief=True)
-    except TopoError as error:
-        print(error.render(), file=sys.stderr)
-        return 1
+    return reported(lambda: _ship(arguments), arguments, COMMAND)
+
+
+def _ship(arguments: argparse.Namespace) -> int:
+    entries = merged([entries_of(place) for place in arguments.sources], arguments.device)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    write_file(arguments.output, entries, brief=True)
     print(f"{arguments.output}: {len(entries)} kernels")
     return 0
 

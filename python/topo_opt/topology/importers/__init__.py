@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from topo_opt.errors import InputError
+from topo_opt.errors import InputError, OptionError
 from topo_opt.topology.importers.hwloc import read_hwloc
 from topo_opt.topology.importers.nccl import read_nccl
 from topo_opt.topology.importers.sketch import Sketch, identifier_of, to_file
@@ -34,8 +34,11 @@ def import_file(path: Path, *, device: str | None = None, name: str | None = Non
         name: the name of the topology, by default that of the file.
 
     Raises:
+        OptionError: `name` cannot name a topology.
         InputError: no such file, not a dump of these kinds, or one that lacks a part without which nothing follows.
     """
+    if name is not None:
+        _check_name(name)
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
@@ -48,15 +51,19 @@ def import_dump(data: bytes, what: str, *, device: str | None = None, name: str 
     """As `import_file`, for the content of a dump; `what` names it in messages."""
     if len(data) > MAX_BYTES:
         raise InputError(f"{what} has more than {MAX_BYTES} bytes, more than any dump of one machine")
-    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", name) is None:
-        raise InputError(
-            f"'{name[:80]}' cannot name a topology",
-            hint="a letter, then letters, digits, '_', '.' and '-', 64 at most",
-        )
+    _check_name(name)
     kind, sketch = _read(data, what, device)
     file = to_file(sketch, name, f"read from {kind}")
     topology = parse(json.dumps(file).encode(), what)
     return Imported(kind, file, topology, tuple(sketch.notes))
+
+
+def _check_name(name: str) -> None:
+    if re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,63}", name) is None:
+        raise OptionError(
+            f"'{name[:80]}' cannot name a topology",
+            hint="a letter, then letters, digits, '_', '.' and '-', 64 at most",
+        )
 
 
 def _is_json(text: bytes) -> bool:
