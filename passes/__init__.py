@@ -36,6 +36,7 @@ PASSES = {
     "topo-mark-dependent-launch": "topo_opt.passes.schedule.mark_dependent_launch:MarkDependentLaunch",
     "topo-pack-siblings": "topo_opt.passes.schedule.pack_siblings:PackSiblings",
     "topo-mark-settled-arguments": "topo_opt.passes.schedule.mark_settled_arguments:MarkSettledArguments",
+    "topo-mark-written-rows": "topo_opt.passes.schedule.mark_written_rows:MarkWrittenRows",
 }
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from itertools import pairwise
 
 from torch_mlir import ir
 
-from topo_opt.codegen.plan_graph import Node, PlanGraph, read_plan_function
-from topo_opt.codegen.triton.kernel import mark, plain
-from topo_opt.codegen.triton.pack import is_pack, members_of
+from topo_opt.codegen.triton.kernel import mark
 from topo_opt.passes.base import Pass
+from topo_opt.passes.schedule.launches import Program
 
 FAMILIES = frozenset({"attention"})
 """Kernels whose first loads decide where the others go, so that they gain when those come early. For all others a late trigger in
@@ -33,67 +31,20 @@ class MarkSettledArguments(Pass):
     name = "topo-mark-settled-arguments"
 
     def apply(self, module) -> None:
-        symbols = {
-            ir.StringAttr(view.operation.attributes["sym_name"]).value: view
-            for view in module.operation.regions[0].blocks[0].operations
-            if view.operation.name == "func.func"
-        }
-        kernels = {
-            name: plain(ir.DictAttr(view.operation.attributes["topo.kernel"]))
-            for name, view in symbols.items()
-            if "topo.kernel" in view.operation.attributes
-        }
-        dependent = {name for name, kernel in kernels.items() if kernel.get("pdl", False)}
-        readers = {name for name in dependent if kernels[name]["family"] in FAMILIES}
-        graphs = [
-            read_plan_function(view, symbols, kinds=False)
-            for name, view in symbols.items()
-            if view.operation.regions[0].blocks and name not in kernels
-        ]
-        orders = [(graph, launches(graph)) for graph in graphs]
-        found = settled_arguments(orders, readers, dependent)
-        for name, positions in found.items():
-            more = sorted(set(positions) - set(kernels[name].get("immutable", ())))
+        program = Program.read(module.operation)
+        for name, positions in settled_arguments(program, program.of_families(FAMILIES)).items():
+            more = sorted(set(positions) - set(program.kernels[name].get("immutable", ())))
             if more:
-                mark(symbols[name].operation, {"settled": ir.DenseI64ArrayAttr.get(more)})
-                for before in _in_front(orders, name):
-                    _trigger_late(symbols[before].operation)
+                mark(program.symbols[name].operation, {"settled": ir.DenseI64ArrayAttr.get(more)})
+                program.trigger_late_in_front(name)
 
 
-def launches(graph: PlanGraph) -> list[Node]:
-    """The nodes that run, in order: the plan leaves out those that make empty tensors only, so none of them is in front of any."""
-    return [node for node in graph.nodes if any(graph.values[v].numel for v in node.outputs)]
-
-
-def settled_arguments(
-    orders: Sequence[tuple[PlanGraph, list[Node]]], readers: set[str], dependent: set[str]
-) -> dict[str, list[int]]:
-    """Kernel of `readers` -> positions of the arguments that are settled at every call, when a kernel of `dependent` is in front."""
+def settled_arguments(program: Program, readers: Collection[str]) -> dict[str, list[int]]:
+    """Kernel of `readers` -> positions of the arguments that are settled at every call."""
     found: dict[str, list[int]] = {}
-    for graph, nodes in orders:
-        root = [value.root for value in graph.values]
-        made = {root[v]: i for i, node in enumerate(nodes) for v in node.outputs}
-        rewritten = {root[node.inputs[a]] for node in nodes for _, a in node.inout}
-        for i, node in enumerate(nodes):
-            if node.kernel not in readers:
-                continue
-            behind = i > 0 and nodes[i - 1].kernel in dependent
-            given = [
-                p
-                for p, v in enumerate(node.inputs)
-                if behind and root[v] not in rewritten and made.get(root[v], -1) < i - 1
-            ]
-            found[node.kernel] = [p for p in found.get(node.kernel, given) if p in given]
+    for plan in program.plans.values():
+        for i, node in enumerate(plan.nodes):
+            if node.kernel in readers:
+                given = [p for p, v in enumerate(node.inputs) if plan.is_settled(i, v)]
+                found[node.kernel] = [p for p in found.get(node.kernel, given) if p in given]
     return found
-
-
-def _in_front(orders: Sequence[tuple[PlanGraph, list[Node]]], kernel: str) -> list[str]:
-    pairs = [pair for _, nodes in orders for pair in pairwise(nodes)]
-    return sorted({a.kernel for a, b in pairs if b.kernel == kernel})
-
-
-def _trigger_late(function: ir.Operation) -> None:
-    late = {"late_trigger": ir.BoolAttr.get(True)}
-    for member in members_of(function) if is_pack(function) else ():
-        mark(member.func, late)
-    mark(function, late)

@@ -64,6 +64,23 @@ def test_names_and_tiles_are_not_part_of_a_key():
     assert without_sizes("%12 = d3 4.000000e+00 : bf16, 0xFF, -7") == "%12 = d3 # : bf16, #, #"
 
 
+def test_what_the_kernel_in_front_writes_is_not_part_of_a_key():
+    def attention(index: str, marks: str) -> ir.Module:
+        return ir.Module.parse(
+            f"""func.func private @k(%q: tensor<2x4xf32>, %k: tensor<8x4xf32>{index}) -> tensor<2x4xf32>
+            attributes {{topo.kernel = {{family = "attention", pdl = true, settled = array<i64: {marks}, tile = {{n = 16 : i64}}}}}}
+            {{ return %q : tensor<2x4xf32> }}"""
+        )
+
+    with ir.Context(), ir.Location.unknown():
+        alone = attention("", "0>")
+        behind = attention(
+            ", %at: tensor<1xi64>", "0, 2>, written = [array<i64: 0, 2, 0>, array<i64: 1, 2, 0>]"
+        )
+        keys = [key_of(module.body.operations[0].operation) for module in (alone, behind)]
+    assert keys[0] == keys[1] and keys[0].sizes == (2, 4, 8, 4, 2, 4)
+
+
 # -- the cache ----------------------------------------------------------------------------------------------------
 
 

@@ -73,7 +73,7 @@ def _lower(level: int, topology: str | None, split: Sequence[str]) -> list[str]:
         # What is immutable is told from all calls of a kernel, so before some of them move into packs.
         passes.append(f"topo-pack-siblings{options}")
         # Which launch is the one in front is known when no more are put together.
-        passes.append("topo-mark-settled-arguments")
+        passes += ["topo-mark-settled-arguments", "topo-mark-written-rows"]
     return passes
 
 

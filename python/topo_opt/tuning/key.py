@@ -17,6 +17,8 @@ _TILE = re.compile(r"tile = \{[^{}]*\}(, )?|, tile = \{[^{}]*\}")
 _LAUNCH = re.compile(
     r"late_trigger = true, |settled = array<i64[^>]*>, |, late_trigger = true|, settled = array<i64[^>]*>"
 )
+_WRITTEN = re.compile(r"written = \[[^\]]*\], |(?:, )?written = \[[^\]]*\]")
+_INDEX = re.compile(r"array<i64: \d+, (\d+), \d+>")
 _SYMBOL = re.compile(r"@[\w$.]+|@\"[^\"]*\"")
 _SHAPE = re.compile(r"tensor<((?:\d+x)+)")
 # A number that is not part of a name: %0, d1, i64 and bf16 stay.
@@ -48,15 +50,25 @@ def key_of(func: ir.Operation, members: Sequence[ir.Operation] = ()) -> Key:
 
     text = canonical("\n".join(f.get_asm(use_local_scope=True) for f in (func, *members)))
     kind = ir.FunctionType(ir.TypeAttr(func.attributes["function_type"]).value)
-    sizes = [size for t in (*kind.inputs, *kind.results) for size in ir.ShapedType(t).shape]
+    of_launch = _arguments_of_launch(func.get_asm(use_local_scope=True))
+    inputs = [t for i, t in enumerate(kind.inputs) if i not in of_launch]
+    sizes = [size for t in (*inputs, *kind.results) for size in ir.ShapedType(t).shape]
     return Key(_digest(text), _digest(without_sizes(text)), tuple(sizes))
 
 
 def canonical(text: str) -> str:
     """A function's text without its tile and how it is launched beside others, and with symbols numbered in their order."""
     numbers: dict[str, str] = {}
-    text = _LAUNCH.sub("", _TILE.sub("", text))
+    for argument in _arguments_of_launch(text):
+        text = re.sub(rf", %arg{argument}: [^,()]*(?=\))", "", text, count=1)
+    text = _WRITTEN.sub("", text)
+    text = _EXCHANGE.sub("", _LAUNCH.sub("", _TILE.sub("", text)))
     return _SYMBOL.sub(lambda m: numbers.setdefault(m[0], f"@{len(numbers)}"), text)
+
+
+def _arguments_of_launch(text: str) -> set[int]:
+    """Arguments that say what the kernel in front writes, behind all others."""
+    return {int(index) for marks in _WRITTEN.findall(text) for index in _INDEX.findall(marks)}
 
 
 def without_sizes(text: str) -> str:

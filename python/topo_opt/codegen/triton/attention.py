@@ -3,7 +3,8 @@
 A program holds a block of query rows of one key head and walks over blocks of keys with an online softmax. The rows are
 `shared * M` rows: all query heads that read the same keys, packed (`pack` = `shared`), so that few query rows still read every
 key once; or the rows of one query head (`pack` = 1). Few programs on long keys split the keys (`splits`): each writes its
-partial result and the last one to finish combines them (`attention_split`).
+partial result and the last one to finish combines them (`attention_split`). Where the kernel in front writes one row of the keys
+alone, the first blocks of the others are requested before it has finished (`attention_early`).
 
 `topo.kernel` of this family: `tile` = `m` (rows), `n` (keys), `warps`, `stages`, `pack`, `splits`, and
 `bounds` (1: look for the keys that a boolean mask allows first, see `attention_bounds`),
@@ -19,20 +20,20 @@ from dataclasses import dataclass, replace
 
 from topo_opt.codegen.kernel_source import KernelSource, Param
 from topo_opt.codegen.triton import attention_bounds, attention_descriptors
-from topo_opt.codegen.triton.attention_space import LOG2E, AttentionSpace
+from topo_opt.codegen.triton.attention_early import EarlyKeys
+from topo_opt.codegen.triton.attention_scores import NEVER, Bounds
 from topo_opt.codegen.triton.attention_split import Split, exponential
+from topo_opt.codegen.triton.dependent_launch import WAIT
 from topo_opt.codegen.triton.element_types import dot_precision, storage_type
 from topo_opt.codegen.triton.emit import Axis, Value
 from topo_opt.codegen.triton.kernel import Kernel
-from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.access import forward_indices
 from topo_opt.structured.graph import element_bytes
-from topo_opt.structured.index import Expr, symbol
+from topo_opt.structured.index import Expr
 
 _KEPT_BYTES = 16 << 20
 """Keys and values that programs which take turns may read: a third of an H200's L2."""
-NEVER = 'float("-inf")'
 
 
 def lower(kernel: Kernel) -> KernelSource:
@@ -44,20 +45,8 @@ def lower(kernel: Kernel) -> KernelSource:
     return _Attention(kernel).lower()
 
 
-@dataclass(frozen=True)
-class _Bounds:
-    """The keys that one loop visits, as source, and which tests its scores need."""
-
-    low: str
-    high: str
-    keys: bool
-    """The last block reaches past the keys."""
-    rows: bool
-    """Some row of the block may not see some key of a block."""
-
-
 @dataclass
-class _Attention(AttentionSpace):
+class _Attention(EarlyKeys):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.described: dict[int, str] = {}
@@ -82,16 +71,14 @@ class _Attention(AttentionSpace):
     # -- the kernel ---------------------------------------------------------------------------------------------------
 
     def lower(self) -> KernelSource:
-        line = self.writer.line
         self._define_program()
-        query = self._tile(
-            self.problem.node.operands[0], [self._head, self._query_row], "row", "d", "(BLOCK_M, BLOCK_D)"
-        )
-        line(f"best = tl.full((BLOCK_M,), {NEVER}, tl.float32)")
-        line("total = tl.zeros((BLOCK_M,), tl.float32)")
-        line("acc = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)")
-        for bounds in self._loops():
-            self._visit(query, bounds)
+        if self.written_by is not None:
+            self._visit_early(self.written_by)
+        else:
+            query = self._query()
+            self._begin()
+            for bounds in self._loops():
+                self._visit(query, bounds)
         if self.splits > 1:
             self.split.store(self.writer)
             with self.writer.block(f"if arrived == {self.splits - 1}:"):
@@ -100,6 +87,28 @@ class _Attention(AttentionSpace):
         else:
             self._finish("acc", "total", "(BLOCK_M, BLOCK_E)")
         return self._source()
+
+    def _query(self) -> str:
+        """The block of queries."""
+        rows = [self._head, self._query_row]
+        return self._tile(self.problem.node.operands[0], rows, "row", "d", "(BLOCK_M, BLOCK_D)")
+
+    def _begin(self) -> None:
+        """The softmax of no keys."""
+        line = self.writer.line
+        line(f"best = tl.full((BLOCK_M,), {NEVER}, tl.float32)")
+        line("total = tl.zeros((BLOCK_M,), tl.float32)")
+        line("acc = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)")
+
+    def _visit_early(self, index: int) -> None:
+        """The loop over keys, whose first blocks are requested before the kernel waits for the one before it. Programs that see
+        no keys wait behind it."""
+        self._begin()
+        self.writer.line(f"query = tl.zeros((BLOCK_M, BLOCK_D), {storage_type(self.problem.element)})")
+        (bounds,) = self._loops()
+        self._define_written(index)
+        self._visit("query", bounds)
+        self.writer.line(WAIT)
 
     def _define_program(self) -> None:
         line, wide = self.writer.line, ".to(tl.int64)" if self.kernel.wide else ""
@@ -137,7 +146,7 @@ class _Attention(AttentionSpace):
         group = f"pid // {turn} * {together} + pid % {together}"
         return group, f"{blocks - 1} - pid % {turn} // {together}"
 
-    def _loops(self) -> list[_Bounds]:
+    def _loops(self) -> list[Bounds]:
         """The loops over keys. Blocks that every row sees whole need no test; with many rows they have a loop of their own."""
         keys, line = self.problem.keys, self.writer.line
         ragged, bounded = bool(keys % self.block_n), self.range.is_bounded
@@ -149,14 +158,14 @@ class _Attention(AttentionSpace):
                 line(f"length = tl.cdiv({last} - {first}, {self.splits} * BLOCK_N) * BLOCK_N")
             line(f"low = {start}tl.program_id(1) * {length}")
             line(f"high = tl.minimum(low + {length}, {last})")
-            return [_Bounds("low", "high", ragged, bounded)]
-        if bounded and self.pack == 1 and not self.bounded:
+            return [Bounds("low", "high", ragged, bounded)]
+        if self._has_one_loop:
+            return [Bounds(first, last, ragged, bounded)]
+        if bounded:
             return self._regions(first, last, ragged)
-        if bounded or self.bounded or not ragged:
-            return [_Bounds(first, last, ragged, bounded)]
         full_end = keys // self.block_n * self.block_n
-        tail = _Bounds(str(full_end), last, True, False)
-        return [_Bounds("0", str(full_end), False, False), tail] if full_end else [tail]
+        tail = Bounds(str(full_end), last, True, False)
+        return [Bounds("0", str(full_end), False, False), tail] if full_end else [tail]
 
     def _ends(self) -> tuple[str, str]:
         """The first key to look at, at the start of a block, and one past the last: literals or names."""
@@ -176,7 +185,7 @@ class _Attention(AttentionSpace):
             high = "end"
         return low, high
 
-    def _regions(self, first: str, last: str, ragged: bool) -> list[_Bounds]:
+    def _regions(self, first: str, last: str, ragged: bool) -> list[Bounds]:
         """Keys before, in and after the blocks that every row of the block sees whole."""
         line, keys = self.writer.line, self.problem.keys // self.block_n * self.block_n
         regions, inside = [], first
@@ -184,13 +193,13 @@ class _Attention(AttentionSpace):
             line(
                 f"inside = tl.minimum(tl.cdiv({self.range.all_from(self.emitter)}, BLOCK_N) * BLOCK_N, {last})"
             )
-            regions.append(_Bounds(first, "inside", ragged, True))
+            regions.append(Bounds(first, "inside", ragged, True))
             inside = "inside"
         whole = self.range.all_before(self.emitter)
         whole = f"tl.minimum({whole}, {keys})" if ragged else whole
         line(f"outside = tl.maximum(tl.minimum({whole}, {last}) // BLOCK_N * BLOCK_N, {inside})")
-        regions.append(_Bounds(inside, "outside", False, False))
-        return [*regions, _Bounds("outside", last, ragged, True)]
+        regions.append(Bounds(inside, "outside", False, False))
+        return [*regions, Bounds("outside", last, ragged, True)]
 
     def _allowed(self) -> str:
         """The mask over the keys from `at` on, where they exist."""
@@ -198,13 +207,6 @@ class _Attention(AttentionSpace):
         mask = self.emitter.tensor(self._mask(self._symbol("ns")))
         exists = self.emitter.axes["ns"].mask
         return self.writer.bind(f"{mask} & {exists}" if exists else mask, "c")
-
-    def _mask(self, key: Expr) -> Value:
-        """The mask at a key, for the rows of the block."""
-        assert self.problem.mask is not None
-        shape = self.kernel.graph.values[self.problem.mask].shape or ()
-        indices = self.problem.mask_indices(shape, [self._symbol("b"), self._head, self._query_row, key])
-        return self.emitter.real(self.problem.mask, indices)
 
     @contextmanager
     def _unmasked_keys(self, masked: bool) -> Iterator[None]:
@@ -218,7 +220,7 @@ class _Attention(AttentionSpace):
         finally:
             self.emitter.axes = saved
 
-    def _visit(self, query: str, bounds: _Bounds) -> None:
+    def _visit(self, query: str, bounds: Bounds) -> None:
         """One loop over blocks of keys: scores, their softmax so far, and the weighted sum of values."""
         line, bind, problem = self.writer.line, self.writer.bind, self.problem
         exact = dot_precision(problem.element)
@@ -238,14 +240,13 @@ class _Attention(AttentionSpace):
             if ahead:
                 self._define("nx", "n0 + BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
                 line(f"allowed_next = {self._mask_of('nx')}")
-            if 1 in self.described:
-                keys = bind(f"{self.described[1]}.T", "k")
-            else:
-                keys = self._tile(
-                    problem.node.operands[1], [self._head, self._symbol("n")], "dk", "n", "(BLOCK_D, BLOCK_N)"
-                )
+            if self.written_by is not None:
+                with self.emitter.scope(f"if n0 == {bounds.low}:"):
+                    line(WAIT)
+                    self._admit(self._query(), bounds)
+            keys, tests = self._keys()
             scores = bind(f"tl.dot({query}, {keys}{exact})", "qk")
-            scores = self._masked_scores(scores, bounds)
+            scores = self._masked_scores(scores, bounds, tests)
             line(f"new_best = tl.maximum(best, tl.max({scores}, 1){self._before})")
             shift = "new_best"
             if self._may_see_nothing:
@@ -261,63 +262,21 @@ class _Attention(AttentionSpace):
             if ahead:
                 line("allowed = allowed_next")
 
+    def _keys(self) -> tuple[str, list[str]]:
+        """The keys of a block, and the tests of those whose scores count."""
+        if 1 in self.described:
+            return self.writer.bind(f"{self.described[1]}.T", "k"), []
+        with self._settled("n") as tests:
+            indices = [self._head, self._symbol("n")]
+            return self._tile(self.problem.node.operands[1], indices, "dk", "n", "(BLOCK_D, BLOCK_N)"), tests
+
     def _values(self) -> str:
         """The values of a block of keys."""
         if 2 in self.described:
             return self.writer.bind(self.described[2], "v")
-        indices = [self._head, self._symbol("nv")]
-        return self._tile(self.problem.node.operands[2], indices, "nv", "e", "(BLOCK_N, BLOCK_E)")
-
-    @property
-    def _reads_mask_ahead(self) -> bool:
-        """Whether a block's mask is read while the block before it is worked on: bytes are too narrow for the pipelined copies
-        that keys and values take, so each block would wait for them."""
-        if self.problem.mask is None or self.problem.additive or self._mask_rows > 1:
-            return False
-        with self.emitter.rehearsal(Writer(), self.emitter.on_reduction):
-            mask = self._mask(self._symbol("n"))
-        return mask.is_load and "n" in mask.depends
-
-    def _mask_of(self, axis: str) -> str:
-        """Source of the mask over the keys of an axis, which is defined anew wherever this stands."""
-        with self.emitter.assuming({}):
-            return self.emitter.tensor(self._mask(symbol(axis, self.problem.keys)))
-
-    def _masked_scores(self, scores: str, bounds: _Bounds) -> str:
-        """Scores with scale and mask applied; minus infinity where a row must not look."""
-        bind, problem = self.writer.bind, self.problem
-        if problem.softcap is not None:
-            scores = self._capped(scores, problem.softcap)
-        elif self._is_scaled_first:
-            scores = bind(f"{scores} * {problem.scale!r}", "qk")
-        tests = []
-        if self._reads_mask_ahead:
-            tests.append("allowed")
-        elif problem.mask is not None:
-            mask = self._mask(self._symbol("n"))
-            if problem.additive:
-                scores = bind(f"{scores} + {self.emitter.tensor(mask)}", "qk")
-            else:
-                tests.append(self.emitter.tensor(mask))
-        if bounds.rows and problem.low:
-            tests.append(bind("n >= row_low", "c"))
-        if bounds.rows and problem.high:
-            tests.append(bind("n < row_high", "c"))
-        elif bounds.keys and (key_mask := self.emitter.axes["n"].mask):
-            tests.append(key_mask)
-        if not tests:
-            return scores
-        return bind(f"tl.where({' & '.join(tests)}, {scores}, {NEVER})", "qk")
-
-    def _capped(self, scores: str, cap: float) -> str:
-        """`cap * tanh(scale * scores / cap)`."""
-        bind = self.writer.bind
-        inner = f"{scores} * {self.problem.scale / cap!r}"
-        if not self.kernel.fast:
-            return bind(f"libdevice.tanh({inner}) * {cap!r}", "qk")
-        # 1 - 2 / (1 + exp(2 x)) is right at both ends, where the exponential is infinite or 0.
-        power = bind(f"tl.exp2({scores} * {2 * LOG2E * self.problem.scale / cap!r})", "qk")
-        return bind(f"{cap!r} - {2 * cap!r} / ({power} + 1.0)", "qk")
+        with self._settled("nv"):
+            indices = [self._head, self._symbol("nv")]
+            return self._tile(self.problem.node.operands[2], indices, "nv", "e", "(BLOCK_N, BLOCK_E)")
 
     def _tile(self, number: int, place: list[Expr], first: str, second: str, shape: str) -> str:
         """A block of q, k or v in its storage type over two axes; what lies past the end of either is zero where a product

@@ -52,6 +52,7 @@ class AttentionSpace:
         self.chunk = -(-problem.keys // (self.splits * self.block_n)) * self.block_n
         self.split = Split(self.splits, self.block_m, self.block_e, self.rows, self._after)
         used = {v for node in kernel.graph.nodes for v in node.operands}
+        used |= {kernel.graph.arguments[index] for _, index, _ in kernel.written}
         pointers, self.params = kernel.pointer_params(used)
         self.bounded: bool = bool(tile.get("bounds", 0))
         if self.bounded and problem.mask_element != "i1":

@@ -9,6 +9,9 @@ may load arguments that nothing writes (`immutable`), waits, and only then touch
 What a kernel two launches back wrote is `settled` when the kernel in between lets others start only after its own wait (its trigger
 is late): by then the one before it has finished. Such arguments may be loaded early too (`topo-mark-settled-arguments`).
 
+A kernel may also wait where its own source says, in the first turn of a loop, so that what the compiler requests ahead of that loop
+comes early (`attention_early`).
+
 `arrange` proves on the source which statements may stand before the wait: assignments of a name that is assigned once, made of
 index arithmetic and of loads from immutable parameters alone. It moves the ones that such a load needs, and no others.
 """
@@ -37,6 +40,8 @@ class _Statement:
 
     lines: tuple[str, ...]
     reads: frozenset[str]
+    stores: frozenset[str]
+    """Names that it assigns."""
     makes: str | None
     loads: bool
 
@@ -61,13 +66,30 @@ def arrange(
         immutable: names of pointers and descriptors to memory that no kernel writes, or none that may still run.
         free: other names that are known from the start, the tile sizes.
         late: whether the kernel lets the next one start only after its wait.
+
+    A body that has its own waits, the last of them outside of loops, stays as it is.
     """
+    if any(line.strip() == WAIT for line in lines):
+        return _as_it_waits(lines, {*immutable, *free}, late)
     statements = _statements(lines)
     early = _before_wait(statements, frozenset(immutable), frozenset(free))
     before = [line for i, s in enumerate(statements) if i in early for line in s.lines]
     after = [line for i, s in enumerate(statements) if i not in early for line in s.lines]
     first, waiting = ([f"    {line}" for line in lines] for lines in (at_start(late), at_wait(late)))
     return [*first, *before, *waiting, *after]
+
+
+def _as_it_waits(lines: Sequence[str], known: Collection[str], late: bool) -> list[str]:
+    """A body with its own waits. What stands in front of the statement with the first one must be made of what is known alone."""
+    made = {"tl", "float", "int", "True", "False", *known}
+    for statement in _statements(lines):
+        if any(line.strip() == WAIT for line in statement.lines):
+            break
+        assert statement.reads <= made | statement.stores, f"{statement.lines} reads what is not complete before the wait"
+        made |= statement.stores
+    last = max(i for i, line in enumerate(lines) if line.strip() == WAIT)
+    waiting = [f"    {line}" for line in at_wait(late)]
+    return [*(f"    {line}" for line in at_start(late)), *lines[:last], *waiting, *lines[last + 1 :]]
 
 
 def _statements(lines: Sequence[str]) -> list[_Statement]:

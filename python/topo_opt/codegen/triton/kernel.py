@@ -132,6 +132,12 @@ class Kernel:
         """Arguments, by position, that are complete before the kernel in front has finished."""
         return self.immutable | frozenset(self.attributes.get("settled", ()))
 
+    @property
+    def written(self) -> tuple[tuple[int, int, int], ...]:
+        """(argument, argument with an index, dimension): of the first, the kernel in front writes the row at that index along the
+        dimension, and all others are complete before it has finished (`topo-mark-written-rows`)."""
+        return tuple((a, i, d) for a, i, d in self.attributes.get("written", ()))
+
     def define(self, params: Sequence[Param], blocks: Iterable[str], lines: Sequence[str]) -> str:
         """A complete source file from the body of the kernel, arranged for how the kernel is launched.
 

@@ -1,0 +1,138 @@
+"""Keys and values that an attention kernel requests before the kernel in front of it has finished.
+
+A decoder's step writes one row to its caches, the new token's, and its attention reads all of them. What the kernel in front does
+not write is complete before the wait (`topo-mark-written-rows`), so the loop over keys leaves that one out, and the wait stands
+inside the loop, where its first block meets the queries:
+
+    for n0 in ...: if n0 == low: gdc_wait(); query = ...; best, total, acc = softmax of the written key
+                   keys = tl.load(..., mask=n != written); ...
+
+The blocks of keys and values that Triton's pipeliner copies ahead of the first turn are then requested before the wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from topo_opt.codegen.triton.attention_scores import NEVER, AttentionScores, Bounds
+from topo_opt.codegen.triton.attention_split import exponential
+from topo_opt.codegen.triton.emit import Axis
+from topo_opt.codegen.triton.recorded_loads import single_load
+from topo_opt.errors import UnsupportedError
+from topo_opt.structured.graph import Graph
+from topo_opt.structured.index import Expr, contiguous_strides, symbol
+
+_ROWS = ((1, "n", "dk"), (2, "nv", "e"))
+"""Operand, axis of keys and axis of depth of the blocks of keys and of values."""
+
+
+@dataclass
+class EarlyKeys(AttentionScores):
+    """Reads of keys and values before the wait. `written_by` is the position of the argument that says which key the kernel in front
+    writes; None where all stand behind the wait."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.written_by = self._find_written()
+
+    def _find_written(self) -> int | None:
+        """None where it is not known which rows of keys and values are written, or where the masks and what the loop's bounds are
+        read from are not complete before the wait."""
+        kernel, problem = self.kernel, self.problem
+        if (
+            not kernel.pdl
+            or not kernel.written
+            or not self._has_one_loop
+            or kernel.attributes["tile"].get("tma", 0)
+        ):
+            return None
+        read = [v for v in (problem.mask, problem.positions) if v is not None]
+        found = {self._index_of(*row) for row in _ROWS}
+        index = found.pop()
+        if found or index is None or not {index, *_arguments_of(kernel.graph, read)} <= kernel.known_early:
+            return None
+        return index
+
+    def _index_of(self, operand: int, key: str, depth: str) -> int | None:
+        """The argument with the number of the row that the kernel in front writes, where keys (or values) are rows of memory."""
+        graph = self.kernel.graph
+        try:
+            number, position = single_load(
+                self.emitter, *self._row(operand, self._symbol(key), self._symbol(depth))
+            )
+        except UnsupportedError:
+            return None
+        for argument, index, dim in self.kernel.written:
+            if graph.arguments[argument] == number:
+                shape = graph.values[number].shape or ()
+                row = position // contiguous_strides(shape)[dim] % shape[dim]
+                return index if row == self._symbol(key) else None
+        return None
+
+    def _row(self, operand: int, key: Expr, depth: Expr) -> tuple[int, list[Expr]]:
+        """Keys (or values) and where they are asked for."""
+        return self.problem.node.operands[operand], self.problem.key_indices(
+            self._symbol("b"), self._head, key, depth
+        )
+
+    @property
+    def _has_one_loop(self) -> bool:
+        """Whether all blocks of keys are worked on alike."""
+        tested, ragged = self.range.is_bounded, bool(self.problem.keys % self.block_n)
+        return self.splits > 1 or self.bounded or (self.pack > 1 if tested else not ragged)
+
+    def _define_written(self, index: int) -> None:
+        """Writes `written`, the number of the written key; -1 for a row that does not exist, which no kernel writes."""
+        self.writer.line(f"place = tl.load({self.emitter.pointers[self.kernel.graph.arguments[index]]})")
+        exists = f"(place >= 0) & (place < {self.problem.keys})"
+        self.writer.line(f"written = tl.where({exists}, place, -1).to(tl.int32)")
+
+    @contextmanager
+    def _settled(self, axis: str) -> Iterator[list[str]]:
+        """Loads inside leave out the written key; gives the tests of the others."""
+        if self.written_by is None:
+            yield []
+            return
+        test = self.writer.bind(f"{axis} != written", "c")
+        with self.emitter.predicate([test], frozenset({axis})):
+            yield [test]
+
+    def _admit(self, query: str, bounds: Bounds) -> None:
+        """Writes `best`, `total` and `acc` of the written key alone, in the programs whose keys it is among.
+
+        In others all scores are minus infinity, as at the start of any loop.
+        """
+        line, bind, emitter = self.writer.line, self.writer.bind, self.emitter
+        line(f"query = {query}")
+        line(f"here = (written >= {bounds.low}) & (written < {bounds.high})")
+        others, emitter.axes = (
+            emitter.axes,
+            {**emitter.axes, "nw": Axis("nw", self.problem.keys, "written", "here", scalar=True)},
+        )
+        key = symbol("nw", self.problem.keys)
+        keys, values = (
+            emitter.tensor(emitter.real(*self._row(n, key, self._symbol(d)))) for n, d in ((1, "d"), (2, "e"))
+        )
+        products = bind(f"tl.sum(query.to(tl.float32) * {keys}, 1)[:, None]", "qk")
+        scores, tests = self._seen_scores(products, key)
+        scores = self._where(["here", *tests, *(self._bound_tests("written") if bounds.rows else ())], scores)
+        emitter.axes = others
+        line(f"best = tl.max({scores}, 1){self._before}")
+        shift = bind(f"tl.where(best == {NEVER}, 0.0, best)", "shift")
+        line(f"total = {exponential(f'best - {shift}', self._after)}")
+        line(f"acc = total[:, None] * {values}")
+
+
+def _arguments_of(graph: Graph, values: Sequence[int]) -> Iterator[int]:
+    """Positions of the arguments that values are computed from."""
+    waiting, seen = list(values), set(values)
+    while waiting:
+        value = waiting.pop()
+        producer = graph.producer(value)
+        if producer is None:
+            yield graph.arguments.index(value)
+            continue
+        waiting += set(producer.operands) - seen
+        seen |= set(producer.operands)
