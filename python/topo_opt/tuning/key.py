@@ -62,7 +62,7 @@ def canonical(text: str) -> str:
     for argument in _arguments_of_launch(text):
         text = re.sub(rf", %arg{argument}: [^,()]*(?=\))", "", text, count=1)
     text = _WRITTEN.sub("", text)
-    text = _EXCHANGE.sub("", _LAUNCH.sub("", _TILE.sub("", text)))
+    text = _LAUNCH.sub("", _TILE.sub("", text))
     return _SYMBOL.sub(lambda m: numbers.setdefault(m[0], f"@{len(numbers)}"), text)
 
 
