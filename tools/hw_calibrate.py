@@ -12,15 +12,13 @@ import argparse
 import json
 import os
 import sys
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from topo_opt.errors import InputError, OptionError
 from topo_opt.runtime import strict_json
 from topo_opt.tools.output import check_destination, write_output
 from topo_opt.topology import load
-from topo_opt.topology.loading import parse
+from topo_opt.topology.loading import parse, read
 from topo_opt.topology.schema import Topology
 
 GPU_SIZES = [1 << k for k in range(13, 30)]
@@ -164,11 +162,7 @@ def _sizes(given: str | None) -> list[int]:
 
 def _raw(name_or_path: str) -> dict[str, Any]:
     """The file as it is written, so that its short forms stay."""
-    if "/" in name_or_path or name_or_path.endswith(".json"):
-        data = Path(name_or_path).read_bytes()
-    else:
-        data = files("topo_opt.hw_topologies").joinpath(name_or_path + ".json").read_bytes()
-    raw: dict[str, Any] = strict_json.parse(data, name_or_path)
+    raw: dict[str, Any] = strict_json.parse(read(name_or_path), name_or_path)
     return raw
 
 

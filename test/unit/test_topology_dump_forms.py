@@ -301,6 +301,12 @@ def test_a_model_against_the_dump_is_a_note() -> None:
     assert "the dump says that gpu0 is a nvidia-h200-sxm: taken as a nvidia-l20, as was asked" in notes
 
 
+def test_a_model_that_has_no_such_links_is_refused() -> None:
+    said = "dump with --device l20 describes what cannot be: .*which has no nvlink, but pcie"
+    with pytest.raises(InputError, match=said):
+        import_dump(PAIR.format("NV4").encode(), "dump", device="l20")
+
+
 def test_a_makers_name_alone_is_ambiguous() -> None:
     with pytest.raises(InputError, match="'nvidia' could be nvidia-"):
         import_dump(PAIR.format("PHB").encode(), "dump", device="nvidia")

@@ -55,7 +55,8 @@ def test_links_by_name_have_the_rate_of_their_lanes():
 
 
 def test_a_mesh_has_each_pair_once():
-    box = parse(BOX, links=[{"among": "gpu[0-3]", "kind": "nvlink", "bytes_per_s": RATE}], nodes=[])
+    linked = [{"among": "gpu[0-3]", "kind": "nvlink", "bytes_per_s": RATE}]
+    box = parse(BOX, links=linked, nodes=[], devices=[{"id": "gpu[0-3]", "figures": "nvidia-h200-sxm"}])
     assert len({frozenset(link.ends) for link in box.links}) == len(box.links) == 6
 
 
@@ -90,6 +91,14 @@ FAULTS = {
     "fault in a later part": (
         {"links": [*BOX["links"], {"ends": ["gpu[0-3]", "switch7"], "figures": "pcie4"}]},
         r"/links/2/ends/1: there is no device 'switch7'",
+    ),
+    "no such port": (
+        {"links": [*BOX["links"], {"among": "gpu[0-3]", "figures": "nvlink4"}]},
+        r"^box.json is not a topology: /links/2: 'gpu0' is a NVIDIA L20, which has no nvlink, but pcie$",
+    ),
+    "no such port of its maker": (
+        {"links": [*BOX["links"], {"ends": ["gpu0", "gpu1"], "kind": "xgmi", "bytes_per_s": RATE}]},
+        r"/links/2: 'gpu0' is a NVIDIA L20, which has no xgmi, but pcie$",
     ),
     "too many": ({"devices": [{"id": "gpu[0-9999]", "figures": "nvidia-l20"}]}, r"/devices: are more than 4096"),
     "long ids": ({"compute": ["g" * 63 + "[0-1]x"]}, r"/compute/0: .*longer than 64"),

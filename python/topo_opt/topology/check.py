@@ -16,6 +16,14 @@ _JOINS: dict[str, tuple[str, ...]] = {
     "smp": ("cpu", "numa"),
     "network": ("gpu", "cpu", "nic", "net_switch"),
 }
+_PORTS: dict[str, tuple[str, ...]] = {
+    "nvlink": ("nvlink",),
+    "xgmi": ("xgmi",),
+    "hccs": ("hccs",),
+    "c2c": ("c2c", "nvlink"),
+}
+"""Ports that a link of a kind needs one of. POWER9 is on the NVLinks of its GPUs; PCIe is how any GPU may appear to its host, one
+behind C2C too."""
 
 
 def faults(topology: Topology) -> Iterator[Fault]:
@@ -28,6 +36,7 @@ def faults(topology: Topology) -> Iterator[Fault]:
     dangling = list(_link_ends(topology, kinds))
     yield from dangling
     yield from _repeated_links(topology)
+    yield from _without_port(topology)
     yield from _too_many_lanes(topology)
     for i, name in enumerate(topology.compute):
         if kinds.get(name) not in ("gpu", "cpu"):
@@ -85,6 +94,21 @@ def _difference(one: Link, other: Link) -> str:
         if before != here:
             return f"where {field} is {before}, not {here}; a link has one rate for both directions"
     return ""
+
+
+def _without_port(topology: Topology) -> Iterator[Fault]:
+    """Links of a kind that a device's model has no port for; a model and kind are named once, many devices may have them."""
+    devices = {device.id: device for device in topology.devices if device.ports}
+    named: set[tuple[str, str]] = set()
+    for i, link in enumerate(topology.links):
+        for end in link.ends:
+            if link.kind not in _PORTS or end not in devices:
+                continue
+            device, have = devices[end], [port.kind for port in devices[end].ports]
+            if not set(have) & set(_PORTS[link.kind]) and (device.model, link.kind) not in named:
+                named.add((device.model, link.kind))
+                said = f"'{end}' is a {device.model}, which has no {link.kind}, but {', '.join(have)}"
+                yield f"/links/{i}", said
 
 
 def _too_many_lanes(topology: Topology) -> Iterator[Fault]:

@@ -12,6 +12,7 @@ from topo_opt.errors import InputError
 from topo_opt.runtime import strict_json
 from topo_opt.topology.check import faults
 from topo_opt.topology.cluster import build_cluster
+from topo_opt.topology.dump_kind import dump_kind, import_line
 from topo_opt.topology.expand import Misfit, expand
 from topo_opt.topology.file import BY_NAME, INLINE, TopologyFile
 from topo_opt.topology.schema import Topology
@@ -35,22 +36,35 @@ def names() -> list[str]:
 def load(name_or_path: str | Path) -> Topology:
     """The topology of that name among those of the package, or the one in the file.
 
-    A word without a slash or a `.json` at its end is a name.
+    Raises:
+        InputError: as `read`, or a topology with faults; all of them are in the message, each with its JSON pointer.
+    """
+    return parse(read(name_or_path), str(name_or_path))
+
+
+def read(name_or_path: str | Path) -> bytes:
+    """The text of a topology. A word that is no name of the package, or has a slash or a `.json` at its end, is a path.
 
     Raises:
-        InputError: no such topology or file, or one with faults; all of them are in the message, each with its JSON pointer.
+        InputError: no such topology or file, or a file that is a dump of a machine.
     """
     text = str(name_or_path)
-    if "/" in text or text.endswith(_SUFFIX):
-        return parse(_read(Path(text)), text)
-    if text not in names():
-        hint = f"known are {', '.join(names())}; a file is given as a path that ends in {_SUFFIX}"
-        raise InputError(f"there is no topology '{text}'", hint=hint)
-    return parse(_read_shipped(text), text)
+    if "/" not in text and not text.endswith(_SUFFIX):
+        if text in names():
+            return _read_shipped(text)
+        if not Path(text).is_file():
+            raise InputError(
+                f"there is no topology '{text}'",
+                hint=f"known are {', '.join(names())}; or give the path of a file",
+            )
+    data = _read_file(Path(text))
+    if (kind := dump_kind(data)) is not None:
+        raise InputError(f"{text} is a dump ({kind}), not a topology", hint=import_line(text))
+    return data
 
 
-def parse(data: bytes, what: str) -> Topology:
-    """The topology in JSON text; `what` names it in messages.
+def parse(data: bytes, what: str, *, verdict: str = "is not a topology") -> Topology:
+    """The topology in JSON text; `what` names it in messages, `verdict` says what faults mean for it.
 
     Raises:
         InputError: as `load`.
@@ -65,15 +79,17 @@ def parse(data: bytes, what: str) -> Topology:
         else:
             machine, origins = expand(file)
             if found := list(faults(machine)):
-                raise _refusal(what, [(origins.pointer(pointer), sentence) for pointer, sentence in found])
+                raise _refusal(
+                    f"{what} {verdict}", [(origins.pointer(pointer), sentence) for pointer, sentence in found]
+                )
         if cluster is None:
             return machine
         return build_cluster(cluster, machine, file.name, file.description)
     except Misfit as misfit:
-        raise _refusal(what, [(misfit.pointer, misfit.sentence)]) from None
+        raise _refusal(f"{what} {verdict}", [(misfit.pointer, misfit.sentence)]) from None
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False)
-        raise _refusal(what, [(_pointer(d["loc"]), _words(d)) for d in details]) from None
+        raise _refusal(f"{what} {verdict}", [(_pointer(d["loc"]), _words(d)) for d in details]) from None
 
 
 def json_schema() -> str:
@@ -101,7 +117,7 @@ def _read_shipped(name: str) -> bytes:
     return files("topo_opt.hw_topologies").joinpath(name + _SUFFIX).read_bytes()
 
 
-def _read(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         with path.open("rb") as stream:
             return stream.read(MAX_BYTES + 1)
@@ -122,7 +138,7 @@ def _words(detail: Any) -> str:
     return _WORDS.get(detail["type"]) or said + (shown if detail["type"] != "value_error" else "")
 
 
-def _refusal(what: str, found: Sequence[tuple[str, str]]) -> InputError:
+def _refusal(head: str, found: Sequence[tuple[str, str]]) -> InputError:
     shown = [f"{pointer[:200]}: {sentence}" for pointer, sentence in found[:5]]
     more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
-    return InputError(f"{what} is not a topology: {'; '.join(shown)}{more}")
+    return InputError(f"{head}: {'; '.join(shown)}{more}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from topo_opt.errors import InputError, OptionError
+from topo_opt.topology.dump_kind import decoded
 from topo_opt.topology.importers.hwloc import read_hwloc
 from topo_opt.topology.importers.nccl import read_nccl
 from topo_opt.topology.importers.sketch import Sketch, identifier_of, to_file
@@ -54,7 +55,10 @@ def import_dump(data: bytes, what: str, *, device: str | None = None, name: str 
     _check_name(name)
     kind, sketch = _read(data, what, device)
     file = to_file(sketch, name, f"read from {kind}")
-    topology = parse(json.dumps(file).encode(), what)
+    verdict = "describes what cannot be"
+    if device is not None:
+        verdict = f"with --device {device} {verdict}"
+    topology = parse(json.dumps(file).encode(), what, verdict=verdict)
     return Imported(kind, file, topology, tuple(sketch.notes))
 
 
@@ -78,7 +82,7 @@ def _read(data: bytes, what: str, device: str | None) -> tuple[str, Sketch]:
     if _is_json(text):
         raise InputError(f"{what} is JSON, perhaps a topology already", hint="give it to topo-hw show")
     if not text.startswith(b"<"):
-        return "nvidia-smi topo -m", read_smi(_decoded(data), what, device)
+        return "nvidia-smi topo -m", read_smi(decoded(data), what, device)
     root = parse_xml(text, what)
     if root.tag == "system":
         return "NCCL topology XML", read_nccl(root, what, device)
@@ -92,10 +96,3 @@ def _read(data: bytes, what: str, device: str | None) -> tuple[str, Sketch]:
         f"{what} is XML with the root <{root.tag[:40]}>",
         hint="expected <system> of NCCL or <topology> of hwloc",
     )
-
-
-def _decoded(data: bytes) -> str:
-    for start, encoding in ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16")):
-        if data.startswith(start):
-            return data.decode(encoding, errors="replace")
-    return data.decode("utf-8-sig", errors="replace")

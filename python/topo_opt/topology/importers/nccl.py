@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 from topo_opt.errors import InputError
 from topo_opt.topology.importers.models import Hints, recognise, with_model
 from topo_opt.topology.importers.nccl_links import wire_gpu_links
-from topo_opt.topology.importers.pcie import figures_of, generation_of
+from topo_opt.topology.importers.pcie import WIDTHS, figures_of, generation_of
 from topo_opt.topology.importers.processors import UNKNOWN, peer_limit, socket_link
 from topo_opt.topology.importers.sketch import Sketch
 from topo_opt.topology.importers.xml_input import whole
@@ -19,6 +19,7 @@ from topo_opt.topology.library import device_figures, link_figures
 
 _NVIDIA, _AMD = "0x10de", "0x1002"
 _OLD_GCN = {"910": "90a", "940": "942"}  # numbers that older versions of RCCL write
+_UNSAID = ("", "0", "Unknown", "Unknown speed")  # how sysfs and virtual machines leave speeds and widths open
 _FULL_WIDTH = 16  # what NCCL takes for a width of 0, which virtual machines report
 
 
@@ -91,7 +92,7 @@ class _Reader:
             if element in self.gpus:
                 self._gpu(element, above)
             elif _is_nic(element):
-                self._nic(element, _slot(element), above)
+                self._nic(element, self._slot(element, _place(element)), above)
             elif _is_bridge(element):
                 self._switch(element, above)
             elif _has_gpu_class(element):
@@ -103,10 +104,7 @@ class _Reader:
         gpu, inner = self.gpus[element], element.find("gpu")
         hints = with_model(_hints(element, inner), self.device)
         self.sketch.gpus[gpu] = hints
-        slot = _slot(element)
-        speed = element.get("link_speed", "").strip()
-        if slot.generation is None and speed not in ("", "Unknown", "Unknown speed"):
-            self.sketch.note(f"{gpu} has '{speed[:30]}' for a link_speed, which is none of PCIe: not taken")
+        slot = self._slot(element, gpu)
         generation = slot.generation or _generation_of_model(hints)
         if generation is None:
             generation = 3  # as NCCL
@@ -141,7 +139,7 @@ class _Reader:
             return
         switch = self.sketch.node(f"switch{self.switches}", "pcie_switch", _model(element))
         self.switches += 1
-        slot = _slot(element)
+        slot = self._slot(element, _place(element))
         if slot.emulated or slot.generation is None:
             slot = max((_slot(child) for child in inside if child.tag == "pci"), key=_rate, default=slot)
             self.sketch.note(
@@ -150,6 +148,17 @@ class _Reader:
         self.sketch.wire(switch, above, figures_of(slot.generation or 3), slot.width)
         for child in inside:
             self.attach(child, switch)
+
+    def _slot(self, element: Element, name: str) -> Slot:
+        """The slot of a device, with notes of what it says and PCIe does not have."""
+        speed, width = (element.get(key, "").strip() for key in ("link_speed", "link_width"))
+        if generation_of(speed) is None and speed not in _UNSAID:
+            self.sketch.note(f"{name} has '{speed[:30]}' for a link_speed, which is none of PCIe: not taken")
+        if width not in _UNSAID and whole(element, "link_width") not in WIDTHS:
+            self.sketch.note(
+                f"{name} has '{width[:30]}' for a link_width, which is none of PCIe: taken as {_FULL_WIDTH} lanes"
+            )
+        return _slot(element)
 
     def _holds_devices(self, element: Element) -> bool:
         return element.tag == "nic" or any(e in self.gpus or _is_nic(e) for e in element.iter("pci"))
@@ -199,9 +208,13 @@ def _socket_link(cpu: Element) -> str:
     return socket_link(arch, vendor, whole(cpu, "familyid"), whole(cpu, "modelid"))
 
 
+def _place(element: Element) -> str:
+    return element.get("busid", "").strip()[:20] or "a device without a busid"
+
+
 def _slot(element: Element) -> Slot:
     width = whole(element, "link_width", 0)
-    usable = width if width in (1, 2, 4, 8, 16, 32) else 0
+    usable = width if width in WIDTHS else 0
     return Slot(element, generation_of(element.get("link_speed", "")), usable or _FULL_WIDTH)
 
 

@@ -61,9 +61,13 @@ def wire_gpu_links(sketch: Sketch, gpus: dict[Element, str], numa_of: dict[str, 
     _wire_direct(sketch, direct)
     for pci, gpu in gpus.items():
         for c2c in pci.iter("c2c"):
-            rate = (whole(c2c, "bw", 0) or 0) * (whole(c2c, "count", 1) or 1) * _C2C_UNIT
-            if rate > 0:
-                sketch.wire_at(gpu, numa_of[gpu], "c2c", rate, "the rate of <c2c> in the dump")
+            count = _count(c2c)
+            rate = (whole(c2c, "bw", 0) or 0) * _C2C_UNIT
+            if count and rate > 0:
+                sketch.wire_at(gpu, numa_of[gpu], "c2c", rate * count, "the rate of <c2c> in the dump")
+            else:
+                given = f"count '{c2c.get('count', '')[:20]}' and bw '{c2c.get('bw', '')[:20]}'"
+                sketch.note(f"the c2c of {gpu} has {given}, which is no rate: left out")
 
 
 def _entries(sketch: Sketch, gpus: dict[Element, str]) -> Iterator[_Entry]:
@@ -71,8 +75,7 @@ def _entries(sketch: Sketch, gpus: dict[Element, str]) -> Iterator[_Entry]:
         for element in pci.iter():
             if element.tag not in ("nvlink", "xgmi"):
                 continue
-            given = element.get("count", "1")
-            count = whole(element, "count", 0 if given.strip() else 1) or 0
+            given, count = element.get("count", ""), _count(element)
             target_class = element.get("tclass", "").lower().removeprefix("0x")
             if count > 0:
                 yield _Entry(gpu, element.tag, element.get("target", "").lower(), target_class, count)
@@ -80,6 +83,12 @@ def _entries(sketch: Sketch, gpus: dict[Element, str]) -> Iterator[_Entry]:
                 sketch.note(f"{element.tag}s of {gpu} are down")
             else:
                 sketch.note(f"'{given[:20]}' {element.tag}s of {gpu} are no number of links: left out")
+
+
+def _count(element: Element) -> int:
+    """The number of links of an element: 1 where it does not say it, 0 where it is none."""
+    given = element.get("count", "").strip()
+    return max(whole(element, "count", 0) or 0, 0) if given else 1
 
 
 def _wire_switched(sketch: Sketch, switched: dict[str, int]) -> None:
