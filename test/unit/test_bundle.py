@@ -15,7 +15,7 @@ from topo_opt.codegen import bundle as writer
 from topo_opt.codegen.bundle import write_bundle
 from topo_opt.errors import InputError, TopoError, UntrustedError
 from topo_opt.runtime import kernel_scan, load
-from topo_opt.runtime.bundle import open_bundle
+from topo_opt.runtime.bundle import open_bundle, verify_weight_files
 
 ROWS = {"symbol": "s0", "min": 1, "max": None}
 ATEN = {
@@ -129,6 +129,35 @@ def test_a_changed_byte_is_found(copy):
     path.write_bytes(data)
     with pytest.raises(UntrustedError, match=r"kernels/k_add\.py is not the file .* sha256 differs"):
         open_bundle(copy)
+
+
+def test_a_weight_file_that_is_gone_or_another_is_named_with_what_to_do(tmp_path):
+    def write_weights(path):
+        path.write_bytes(b"w" * 100)
+
+    built = samples.build(samples.CACHE_IR, samples.CACHE_KERNELS)
+    folder = write_bundle(tmp_path / "b", built, SOURCES, aten=ATEN, weights_writer=write_weights)
+    file, repair = (
+        folder / "weights.safetensors",
+        "copy the bundle again as a whole folder, or compile the model again",
+    )
+    file.write_bytes(b"v" * 100)
+    verified = open_bundle(folder, verify_weights=False)
+    for check in (lambda: open_bundle(folder), lambda: verify_weight_files(verified)):
+        with pytest.raises(
+            UntrustedError, match=rf"{file} is not the file .* differs, \w{{12}}\.\.\. instead of \w{{12}}"
+        ) as info:
+            check()
+        assert repair in info.value.hint
+    file.write_bytes(b"w" * 99)
+    with pytest.raises(UntrustedError, match=rf"{file} has 99 bytes, the manifest says 100 .*{repair}"):
+        open_bundle(folder, verify_weights=False)
+    file.unlink()
+    with pytest.raises(
+        UntrustedError,
+        match=rf"the bundle {folder} lacks weights.safetensors, .* 100 bytes .*moved.*{repair}",
+    ):
+        open_bundle(folder, verify_weights=False)
 
 
 def test_links_extra_files_and_paths_that_leave_are_refused(copy, tmp_path):

@@ -134,20 +134,82 @@ def test_packed_file_without_a_table(packed):
 
 def test_moved_archive(tmp_path, referring, archive):
     moved = archive.rename(tmp_path / "moved.pt2")
-    with pytest.raises(InputError, match="cannot be read") as info:
+    with pytest.raises(InputError, match=f"the weight file {archive} cannot be read: No such file") as info:
         Weights.open(referring)["a.bias"]
-    assert "--weights" in info.value.hint
+    assert (
+        f"the bundle {referring} takes its weights from that file of {moved.stat().st_size} bytes"
+        in info.value.message
+    )
+    assert (
+        "was it moved, or the bundle? say where mixed.pt2 is (--weights PATH, weights=PATH)"
+        in info.value.hint
+    )
     assert Weights.open(referring, source=moved)["a.bias"].shape == (4,)
+    (tmp_path / "there").mkdir()
+    moved.rename(tmp_path / "there" / "mixed.pt2")
+    assert Weights.open(referring, source=tmp_path / "there")["a.bias"].shape == (4,)
+
+
+def test_a_bundle_that_was_moved_without_its_archive(tmp_path, referring, archive):
+    (tmp_path / "far").mkdir()
+    bundle = referring.rename(tmp_path / "far" / "bundle")
+    with pytest.raises(InputError, match=f"the weight file {tmp_path}/far/mixed.pt2 cannot be read"):
+        Weights.open(bundle)["a.bias"]
+    assert Weights.open(bundle, source=archive)["a.bias"].shape == (4,)
+
+
+def test_several_archives_that_were_moved(tmp_path):
+    class One(torch.nn.Module):
+        def __init__(self, name):
+            super().__init__()
+            self.register_buffer(name, torch.full((3,), float(len(name))))
+            self.name = name
+
+        def forward(self, x):
+            return x + getattr(self, self.name)
+
+    archives = {}
+    for name in ("up", "down"):
+        torch.export.save(
+            torch.export.export(One(name), (torch.ones(3),), strict=False), tmp_path / f"{name}.pt2"
+        )
+        archives[name] = scan(tmp_path / f"{name}.pt2")
+    bundle = write(tmp_path / "bundle", reference(archives, tmp_path / "bundle"))
+    there = tmp_path / "there"
+    there.mkdir()
+    (tmp_path / "down.pt2").rename(there / "down.pt2")
+    one = Weights.open(bundle, source=there / "down.pt2")
+    assert (one["up"][0], one["down"][0]) == (2, 4)
+    (tmp_path / "up.pt2").rename(there / "up.pt2")
+    both = Weights.open(bundle, source=there)
+    assert (both["up"][0], both["down"][0]) == (2, 4)
+
+
+def test_places_of_weights_that_cannot_be_meant(tmp_path, referring, packed, archive):
+    with pytest.raises(InputError, match=r"nowhere.pt2, named as the place of the weights, is not there"):
+        Weights.open(referring, source=tmp_path / "nowhere.pt2")
+    with pytest.raises(InputError, match=r"has no \.safetensors file, nor mixed\.pt2"):
+        Weights.open(referring, source=referring)
+    with pytest.raises(
+        InputError,
+        match=r"mixed\.pt2 is named as the place of a model archive, and the bundle refers to none",
+    ):
+        Weights.open(packed, source=archive)
 
 
 def test_changed_archive(referring, archive):
     data = bytearray(archive.read_bytes())
     data[-40] ^= 1
     archive.write_bytes(data)
-    with pytest.raises(InputError, match="not the one the bundle was compiled from"):
+    with pytest.raises(
+        InputError,
+        match=rf"the weight file {archive} is not the one .* was compiled from: its fingerprint is \w{{12}}..., expected \w{{12}}",
+    ) as info:
         Weights.open(referring)["a.bias"]
+    assert "has it been written again? say where mixed.pt2 is" in info.value.hint
     archive.write_bytes(data[:-1])
-    with pytest.raises(InputError, match=r"has .* bytes"):
+    said = rf"{archive} has {len(data) - 1} bytes, the bundle {referring} was made with one of {len(data)}"
+    with pytest.raises(InputError, match=said):
         Weights.open(referring)["a.bias"]
 
 

@@ -19,7 +19,8 @@ from torch.export import ExportedProgram
 
 from topo_opt.errors import InputError
 from topo_opt.frontend.archive_scan import ArchiveInfo, Payload
-from topo_opt.runtime.weights import PACKED, TensorRange, WeightFile, fingerprint, table_json
+from topo_opt.runtime.weight_files import WeightFile, fingerprint
+from topo_opt.runtime.weights import PACKED, TensorRange, table_json
 
 _ALIGNMENT = 64
 _CHUNK_BYTES = 64 << 20

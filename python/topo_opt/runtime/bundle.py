@@ -33,6 +33,7 @@ PLACES = re.compile(
     r"|kernels/[A-Za-z_][A-Za-z0-9_]*\.py|ir/[A-Za-z0-9_][A-Za-z0-9_.-]*\.mlir"
 )
 _CHUNK = 8 << 20
+_REPAIR = "was it moved or changed? copy the bundle again as a whole folder, or compile the model again"
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,13 @@ def open_bundle(path: str | Path, *, verify_weights: bool = True) -> Bundle:
     try:
         manifest = _read_manifest(root, path)
         found = dict(_walk(root, ""))
-        _compare_listing(manifest, found)
+        _compare_listing(manifest, found, path)
         texts: dict[str, bytes] = {}
         for name, entry in manifest.files.items():
             heavy = name.endswith(".safetensors")
             if heavy and not verify_weights:
                 continue
-            data = _verify(root, name, entry, keep=not heavy)
+            data = _verify(root, path, name, entry, keep=not heavy)
             if data is not None:
                 texts[name] = data
     except OSError as error:
@@ -130,7 +131,7 @@ def verify_weight_files(bundle: Bundle) -> None:
     root = _open_folder(bundle.path)
     try:
         for name, entry in heavy.items():
-            _verify(root, name, entry, keep=False)
+            _verify(root, bundle.path, name, entry, keep=False)
     except OSError as error:
         raise InputError(
             f"the bundle {bundle.path} can't be read: {error.strerror}: {error.filename}"
@@ -209,15 +210,23 @@ def _walk(root: int, prefix: str) -> Iterator[tuple[str, int]]:
                 raise UntrustedError(f"the bundle has {name[:120]!r}, which is {kind}")
 
 
-def _compare_listing(manifest: Manifest, found: dict[str, int]) -> None:
+def _compare_listing(manifest: Manifest, found: dict[str, int], path: Path) -> None:
     found.pop(MANIFEST, None)
     if extra := sorted(set(found) - set(manifest.files)):
-        raise UntrustedError(f"the bundle has the file {extra[0][:120]!r}, which its manifest doesn't list")
+        raise UntrustedError(
+            f"the bundle {path} has the file {extra[0][:120]!r}, which its manifest doesn't list",
+            hint="if you put it there, put it elsewhere",
+        )
     if missing := sorted(set(manifest.files) - set(found)):
-        raise UntrustedError(f"the bundle lacks {missing[0]}, which its manifest lists")
+        size = manifest.files[missing[0]].size
+        raise UntrustedError(
+            f"the bundle {path} lacks {missing[0]}, which its manifest lists with {size} bytes", hint=_REPAIR
+        )
     for name, entry in manifest.files.items():
         if found[name] != entry.size:
-            raise UntrustedError(f"{name} has {found[name]} bytes, the manifest says {entry.size}")
+            raise UntrustedError(
+                f"{path / name} has {found[name]} bytes, the manifest says {entry.size}", hint=_REPAIR
+            )
 
 
 def _open_file(root: int, name: str) -> int:
@@ -242,7 +251,7 @@ def _read(root: int, name: str, limit: int) -> bytes:
     return data
 
 
-def _verify(root: int, name: str, entry: FileEntry, *, keep: bool) -> bytes | None:
+def _verify(root: int, path: Path, name: str, entry: FileEntry, *, keep: bool) -> bytes | None:
     """Hashes one file; returns its bytes when `keep`."""
     if keep:
         data = _read(root, name, entry.size)
@@ -255,7 +264,11 @@ def _verify(root: int, name: str, entry: FileEntry, *, keep: bool) -> bytes | No
                 size += len(chunk)
         digest = state.hexdigest()
     if size != entry.size or digest != entry.sha256:
-        raise UntrustedError(f"{name} is not the file that the manifest describes: its sha256 differs")
+        raise UntrustedError(
+            f"{path / name} is not the file that the manifest describes: its sha256 differs, {digest[:12]}... instead of "
+            f"{entry.sha256[:12]}...",
+            hint=_REPAIR,
+        )
     return data
 
 

@@ -16,7 +16,8 @@ from topo_opt.runtime.cuda import GraphMode
 from topo_opt.runtime.launch_choice import LaunchMode
 from topo_opt.runtime.memory import Fetch
 from topo_opt.runtime.program import Program
-from topo_opt.runtime.weights import Part, WeightFileMissing, Weights
+from topo_opt.runtime.weight_files import WeightFileMissing
+from topo_opt.runtime.weights import Part, Weights
 
 if TYPE_CHECKING:
     from topo_opt.runtime.ranks import Ranks
@@ -44,7 +45,7 @@ def load(
         path: bundle folder.
         device: "cuda", "cuda:1", ..., or "cpu" (kernels through Triton's interpreter). Default: a GPU where there is one.
         weights: tensors by name (a state dict); or a path: where the model archive is now, a safetensors file, or a folder
-            of them. Default: what the bundle has or refers to.
+            of either. Default: what the bundle has or refers to.
         random_weights: seed; tensors that are nowhere to be found get random values instead of raising.
         strict: calls that compiled kernels can't answer raise `StrictError` instead of running as ATen.
         graphs: "auto" captures CUDA graphs where possible, "off" never, "require" raises where it is impossible.

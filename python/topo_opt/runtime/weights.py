@@ -4,7 +4,6 @@
 or nowhere (a model exported without data). Nothing is unpickled, and no range leaves its file.
 """
 
-import hashlib
 import json
 import math
 import mmap
@@ -16,12 +15,11 @@ from typing import Any
 import torch
 
 from topo_opt.errors import InputError, UntrustedError
+from topo_opt.runtime.weight_files import WeightFile, check_place, locate
 
 TABLE = "weights.json"
 PACKED = "weights.safetensors"
 VERSION = 1
-_FINGERPRINT_HEAD = 1 << 16
-_FINGERPRINT_TAIL = 1 << 20
 _MAX_TABLE_BYTES = 1 << 28
 
 
@@ -44,10 +42,6 @@ class Part:
         for dim, (first, count) in enumerate(self.box):
             tensor = tensor.narrow(dim, first, count)
         return tensor
-
-
-class WeightFileMissing(InputError):
-    """A file that a bundle refers to is not there."""
 
 
 @dataclass(frozen=True)
@@ -78,37 +72,10 @@ class TensorRange:
         }
 
 
-@dataclass(frozen=True)
-class WeightFile:
-    """A file with tensors. `path` is relative to the bundle; `fingerprint` identifies a file that is not part of it."""
-
-    path: str
-    bytes: int
-    fingerprint: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry of `weights.json`."""
-        return {"path": self.path, "bytes": self.bytes, "fingerprint": self.fingerprint}
-
-
 def table_json(files: list[WeightFile], tensors: Mapping[str, TensorRange]) -> dict[str, Any]:
     """The content of `weights.json`."""
     entries = {name: tensors[name].to_json() for name in sorted(tensors)}
     return {"version": VERSION, "files": [file.to_json() for file in files], "tensors": entries}
-
-
-def fingerprint(path: Path) -> str:
-    """SHA-256 over the size, the beginning and the end of a file.
-
-    The end of a `.pt2` is its directory, which has a checksum of every entry, so a changed weight changes it.
-    """
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        digest.update(file.read(_FINGERPRINT_HEAD))
-        file.seek(max(0, size - _FINGERPRINT_TAIL))
-        digest.update(file.read(_FINGERPRINT_TAIL))
-    return digest.hexdigest()
 
 
 class Weights(Mapping[str, torch.Tensor]):
@@ -126,7 +93,7 @@ class Weights(Mapping[str, torch.Tensor]):
         moved: Path | None = None,
         named: "NamedTensors | None" = None,
     ):
-        """`moved` is where the archive is now; `named` has tensors that take precedence."""
+        """`moved` is where the archives are now; `named` has tensors that take precedence."""
         self._folder, self._files, self.ranges = folder, files, dict(ranges)
         self._moved, self._named = moved, named
         self._maps: dict[int, mmap.mmap] = {}
@@ -137,9 +104,9 @@ class Weights(Mapping[str, torch.Tensor]):
         """The weights of the bundle in `folder`.
 
         Args:
-            source: where the archive is now, when it has moved; or a `.safetensors` file, or a folder of such files, whose
-                tensors are taken by name before the bundle's own (for models exported without data, or for other weights
-                of the same shapes).
+            source: where the archive is now, when it has moved, or the folder of several; or a `.safetensors` file, or a folder
+                of such files, whose tensors are taken by name before the bundle's own (for models exported without data, or
+                for other weights of the same shapes).
 
         Raises:
             InputError: a file is missing, has changed, or is too short for its tensors.
@@ -147,13 +114,15 @@ class Weights(Mapping[str, torch.Tensor]):
         """
         folder, given = Path(folder), None if source is None else Path(source)
         table, packed = folder / TABLE, folder / PACKED
-        by_name = given is not None and (given.is_dir() or given.suffix == ".safetensors")
+        files, ranges = _read_table(table) if table.exists() else ([], {})
+        by_name = given is not None and (
+            given.suffix == ".safetensors" or (given.is_dir() and any(given.glob("*.safetensors")))
+        )
+        if given is not None and not by_name:
+            check_place(given, files)
         named = NamedTensors(given) if given is not None and by_name else None
-        if not table.exists():
-            if named is None and packed.exists():
-                named = NamedTensors(packed)
-            return cls(folder, [], {}, named=named)
-        files, ranges = _read_table(table)
+        if named is None and not table.exists() and packed.exists():
+            named = NamedTensors(packed)
         return cls(folder, files, ranges, moved=None if by_name else given, named=named)
 
     def __iter__(self) -> Iterator[str]:
@@ -211,32 +180,9 @@ class Weights(Mapping[str, torch.Tensor]):
 
     def _mapped(self, number: int) -> mmap.mmap:
         if number not in self._maps:
-            self._maps[number] = _map(self._locate(self._files[number]))
+            file = self._files[number]
+            self._maps[number] = _map(locate(file, self._folder, self._moved, self._files))
         return self._maps[number]
-
-    def _locate(self, file: WeightFile) -> Path:
-        """The path of a weight file that is there, has its size, and is the one that was compiled from."""
-        path = self._folder / file.path
-        if file.fingerprint is not None and self._moved is not None:
-            path = self._moved
-        hint = "if it was moved, say where it is (--weights FILE, weights=FILE)" if file.fingerprint else None
-        try:
-            size = path.stat().st_size
-        except OSError as exc:
-            raise WeightFileMissing(
-                f"the weight file {path} cannot be read: {exc.strerror}", hint=hint
-            ) from None
-        if size != file.bytes:
-            raise InputError(
-                f"the weight file {path} has {size} bytes, the bundle was made with one of {file.bytes}",
-                hint=hint,
-            )
-        if file.fingerprint is not None and fingerprint(path) != file.fingerprint:
-            raise InputError(
-                f"the weight file {path} is not the one the bundle was compiled from",
-                hint="compile again, or pack the weights into the bundle",
-            )
-        return path
 
 
 class NamedTensors(Mapping[str, torch.Tensor]):
