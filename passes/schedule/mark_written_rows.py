@@ -29,7 +29,8 @@ class MarkWrittenRows(Pass):
              dimension of the rows) and `settled` has 2; `@k_append` has `late_trigger = true`
 
     All other rows of that argument are complete before the kernel in front has finished. This holds where its result is one of its
-    arguments but for one row (`topo.index_update` at one index), at an index that is complete too, at every call of the attention.
+    arguments but for one row (`topo.index_update` at one index), at an index that is complete too. It must hold at every call of the
+    attention; at some of them all rows of an argument may be complete.
     """
 
     name = "topo-mark-written-rows"
@@ -43,8 +44,9 @@ class MarkWrittenRows(Pass):
                 if node.kernel in calls:
                     calls[node.kernel].append(_Call.find(program, plan, number, operations))
         for name, found in calls.items():
-            rows = set.intersection(*(set(call.rows) for call in found)) if found else set()
-            if rows and len({call.index.type for call in found if call.index is not None}) == 1:
+            some = {row for call in found for row in call.rows}
+            rows = {(a, dim) for a, dim in some if all((a, dim) in c.rows or a in c.complete for c in found)}
+            if rows and len({None if call.index is None else call.index.type for call in found}) == 1:
                 _give_index(program, name, sorted(rows), found)
                 program.trigger_late_in_front(name)
 
@@ -64,6 +66,8 @@ class _Call:
     `index`."""
 
     operation: ir.Operation
+    complete: frozenset[int] = frozenset()
+    """Arguments of which all rows are complete before the kernel in front has finished."""
     rows: tuple[tuple[int, int], ...] = ()
     index: ir.Value | None = None
 
@@ -79,6 +83,7 @@ class _Call:
         if not plan.is_behind_kernel(number):
             return cls(operations[number])
         node, front, values = plan.nodes[number], plan.nodes[number - 1], plan.graph.values
+        complete = frozenset(p for p, value in enumerate(node.inputs) if plan.is_settled(number, value))
         rewritten = {argument for _, argument in node.inout}
         found: dict[int, list[tuple[int, int]]] = {}
         for position, value in enumerate(node.inputs):
@@ -96,9 +101,9 @@ class _Call:
             if plan.is_settled(number, front.inputs[row.index]):
                 found.setdefault(row.index, []).append((position, row.dim))
         if not found:
-            return cls(operations[number])
+            return cls(operations[number], complete)
         index = min(found, key=lambda i: (-len(found[i]), i))
-        return cls(operations[number], tuple(found[index]), operations[number - 1].operands[index])
+        return cls(operations[number], complete, tuple(found[index]), operations[number - 1].operands[index])
 
 
 def _operations(program: Program, name: str, plan: Launches) -> dict[int, ir.Operation]:

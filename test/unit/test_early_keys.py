@@ -274,3 +274,27 @@ def test_a_body_that_waits_may_not_read_before_what_is_not_known():
     assert arrange(body, {"in0"}, ())[1:] == body
     with pytest.raises(AssertionError, match="in0"):
         arrange(body, set(), ())
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_keys_that_are_complete_are_read_before_the_wait_of_the_queries(splits):
+    """As in attention to what an encoder has made."""
+    values = [*inputs(), torch.tensor([3])]
+    source = kernel(values, tile={"splits": splits}, marks="settled = array<i64: 1, 2>")
+    body = source.source.split("def k_attention")[1]
+    assert body.index("for n0") < body.index(WAIT) < body.index("tl.load(in0") and "written" not in body
+    wanted = expected(*values[:3], ALL)
+    close(run(source, values, KEYS), wanted)
+
+
+def test_values_that_are_complete_beside_keys_of_which_one_is_written():
+    values = [*inputs(), torch.tensor([3])]
+    source = kernel(values, marks="written = [array<i64: 1, 3, 2>], settled = array<i64: 2, 3>")
+    assert early(source)
+    wanted = expected(*values[:3], ALL)
+    close(run(source, values, 3), wanted)
+
+
+def test_blocks_of_many_rows_wait():
+    values = [*inputs(), torch.tensor([3])]
+    assert not early(kernel(values, tile={"m": 64, "n": 64}))

@@ -153,3 +153,38 @@ func.func @all_rows(%at: tensor<1xi64> {topo.kind = "input", topo.name = "at"}, 
   %y = call @k_attention(%x, %c) : (tensor<2x1x16xf32>, tensor<2x8x16xf32>) -> tensor<2x1x16xf32>
   return %c, %y : tensor<2x8x16xf32>, tensor<2x1x16xf32>
 }
+
+// -----
+
+// In front of the first attention the values are complete, in front of the second a row of them is written: one row at most at both.
+
+// CHECK-LABEL: func.func private @k_attention
+// CHECK-SAME:    written = [array<i64: 1, 3, 1>, array<i64: 2, 3, 1>]
+// CHECK-LABEL: func.func @layers
+// CHECK:         call @k_attention({{.*}}, %arg0)
+// CHECK:         call @k_attention({{.*}}, %arg0)
+func.func private @k_append(%c: tensor<2x8x16xf32>, %x: tensor<2x1x16xf32>, %at: tensor<1xi64>) -> tensor<2x8x16xf32>
+    attributes {topo.inout = [array<i64: 0, 0>], topo.kernel = {family = "update", pdl = true, immutable = array<i64>}} {
+  %0 = "topo.index_update"(%c, %x, %at) {dim = 1 : i64} : (tensor<2x8x16xf32>, tensor<2x1x16xf32>, tensor<1xi64>) -> tensor<2x8x16xf32>
+  return %0 : tensor<2x8x16xf32>
+}
+func.func private @k_pack(%k: tensor<2x8x16xf32>, %x: tensor<2x1x16xf32>, %v: tensor<2x8x16xf32>, %at: tensor<1xi64>) -> (tensor<2x8x16xf32>, tensor<2x8x16xf32>)
+    attributes {topo.inout = [array<i64: 0, 0>, array<i64: 1, 2>], topo.kernel = {family = "pack", pdl = true, immutable = array<i64>}} {
+  %0 = call @k_append(%k, %x, %at) : (tensor<2x8x16xf32>, tensor<2x1x16xf32>, tensor<1xi64>) -> tensor<2x8x16xf32>
+  %1 = call @k_append(%v, %x, %at) : (tensor<2x8x16xf32>, tensor<2x1x16xf32>, tensor<1xi64>) -> tensor<2x8x16xf32>
+  return %0, %1 : tensor<2x8x16xf32>, tensor<2x8x16xf32>
+}
+func.func private @k_attention(%q: tensor<2x1x16xf32>, %k: tensor<2x8x16xf32>, %v: tensor<2x8x16xf32>) -> tensor<2x1x16xf32>
+    attributes {topo.kernel = {family = "attention", pdl = true, immutable = array<i64>}} { return %q : tensor<2x1x16xf32> }
+func.func @layers(%at: tensor<1xi64> {topo.kind = "input", topo.name = "at"}, %x: tensor<2x1x16xf32> {topo.kind = "input", topo.name = "x"},
+                  %k: tensor<2x8x16xf32> {topo.kind = "buffer", topo.name = "k"}, %v: tensor<2x8x16xf32> {topo.kind = "buffer", topo.name = "v"},
+                  %l: tensor<2x8x16xf32> {topo.kind = "buffer", topo.name = "l"}, %w: tensor<2x8x16xf32> {topo.kind = "buffer", topo.name = "w"})
+    -> (tensor<2x8x16xf32> {topo.kind = "mutation", topo.name = "k"}, tensor<2x8x16xf32> {topo.kind = "mutation", topo.name = "v"},
+        tensor<2x8x16xf32> {topo.kind = "mutation", topo.name = "l"}, tensor<2x8x16xf32> {topo.kind = "mutation", topo.name = "w"}, tensor<2x1x16xf32>) {
+  %a = call @k_append(%v, %x, %at) : (tensor<2x8x16xf32>, tensor<2x1x16xf32>, tensor<1xi64>) -> tensor<2x8x16xf32>
+  %b = call @k_append(%k, %x, %at) : (tensor<2x8x16xf32>, tensor<2x1x16xf32>, tensor<1xi64>) -> tensor<2x8x16xf32>
+  %y = call @k_attention(%x, %b, %a) : (tensor<2x1x16xf32>, tensor<2x8x16xf32>, tensor<2x8x16xf32>) -> tensor<2x1x16xf32>
+  %c:2 = call @k_pack(%l, %y, %w, %at) : (tensor<2x8x16xf32>, tensor<2x1x16xf32>, tensor<2x8x16xf32>, tensor<1xi64>) -> (tensor<2x8x16xf32>, tensor<2x8x16xf32>)
+  %z = call @k_attention(%y, %c#0, %c#1) : (tensor<2x1x16xf32>, tensor<2x8x16xf32>, tensor<2x8x16xf32>) -> tensor<2x1x16xf32>
+  return %b, %a, %c#0, %c#1, %z : tensor<2x8x16xf32>, tensor<2x8x16xf32>, tensor<2x8x16xf32>, tensor<2x8x16xf32>, tensor<2x1x16xf32>
+}

@@ -4,7 +4,7 @@ A program holds a block of query rows of one key head and walks over blocks of k
 `shared * M` rows: all query heads that read the same keys, packed (`pack` = `shared`), so that few query rows still read every
 key once; or the rows of one query head (`pack` = 1). Few programs on long keys split the keys (`splits`): each writes its
 partial result and the last one to finish combines them (`attention_split`). Where the kernel in front writes one row of the keys
-alone, the first blocks of the others are requested before it has finished (`attention_early`).
+at most, the first blocks of the others are requested before it has finished (`attention_early`).
 
 `topo.kernel` of this family: `tile` = `m` (rows), `n` (keys), `warps`, `stages`, `pack`, `splits`, and
 `bounds` (1: look for the keys that a boolean mask allows first, see `attention_bounds`),
@@ -72,8 +72,8 @@ class _Attention(EarlyKeys):
 
     def lower(self) -> KernelSource:
         self._define_program()
-        if self.written_by is not None:
-            self._visit_early(self.written_by)
+        if self.early:
+            self._visit_early()
         else:
             query = self._query()
             self._begin()
@@ -100,13 +100,13 @@ class _Attention(EarlyKeys):
         line("total = tl.zeros((BLOCK_M,), tl.float32)")
         line("acc = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)")
 
-    def _visit_early(self, index: int) -> None:
+    def _visit_early(self) -> None:
         """The loop over keys, whose first blocks are requested before the kernel waits for the one before it. Programs that see
         no keys wait behind it."""
         self._begin()
         self.writer.line(f"query = tl.zeros((BLOCK_M, BLOCK_D), {storage_type(self.problem.element)})")
         (bounds,) = self._loops()
-        self._define_written(index)
+        self._define_written()
         self._visit("query", bounds)
         self.writer.line(WAIT)
 
@@ -240,7 +240,7 @@ class _Attention(EarlyKeys):
             if ahead:
                 self._define("nx", "n0 + BLOCK_N + tl.arange(0, BLOCK_N)[None, :]")
                 line(f"allowed_next = {self._mask_of('nx')}")
-            if self.written_by is not None:
+            if self.early:
                 with self.emitter.scope(f"if n0 == {bounds.low}:"):
                     line(WAIT)
                     self._admit(self._query(), bounds)

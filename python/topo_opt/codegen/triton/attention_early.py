@@ -24,51 +24,62 @@ from topo_opt.errors import UnsupportedError
 from topo_opt.structured.graph import Graph
 from topo_opt.structured.index import Expr, contiguous_strides, symbol
 
+MOST_ROWS = 32
+"""From blocks of 64 rows on, products are wgmma's."""
 _ROWS = ((1, "n", "dk"), (2, "nv", "e"))
 """Operand, axis of keys and axis of depth of the blocks of keys and of values."""
 
 
 @dataclass
 class EarlyKeys(AttentionScores):
-    """Reads of keys and values before the wait. `written_by` is the position of the argument that says which key the kernel in front
-    writes; None where all stand behind the wait."""
+    """Reads of keys and values before the wait.
+
+    `early`: whether there are any. `written_by` is then the position of the argument that says which key the kernel in front writes;
+    None where it writes none of them.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.written_by = self._find_written()
+        indices = self._written_keys()
+        self.early = indices is not None
+        self.written_by = min(indices) if indices else None
 
-    def _find_written(self) -> int | None:
-        """None where it is not known which rows of keys and values are written, or where the masks and what the loop's bounds are
-        read from are not complete before the wait."""
+    def _written_keys(self) -> frozenset[int] | None:
+        """Arguments with the number of a key that the kernel in front writes, one or none; None where all reads must wait.
+
+        They must where it is not known which keys are written, or where the masks and what the loop's bounds are read from are not
+        complete before the wait. Blocks of many rows wait as well: the loop around their asynchronous products stays as it is.
+        """
         kernel, problem = self.kernel, self.problem
         if (
             not kernel.pdl
-            or not kernel.written
+            or self.block_m > MOST_ROWS
             or not self._has_one_loop
             or kernel.attributes["tile"].get("tma", 0)
         ):
             return None
+        found = [self._written_of(*row) for row in _ROWS]
+        indices = frozenset[int]().union(*(f for f in found if f is not None))
         read = [v for v in (problem.mask, problem.positions) if v is not None]
-        found = {self._index_of(*row) for row in _ROWS}
-        index = found.pop()
-        if found or index is None or not {index, *_arguments_of(kernel.graph, read)} <= kernel.known_early:
-            return None
-        return index
+        known = {*indices, *_arguments_of(kernel.graph, read)} <= kernel.known_early
+        return indices if known and None not in found and len(indices) < 2 else None
 
-    def _index_of(self, operand: int, key: str, depth: str) -> int | None:
-        """The argument with the number of the row that the kernel in front writes, where keys (or values) are rows of memory."""
-        graph = self.kernel.graph
+    def _written_of(self, operand: int, key: str, depth: str) -> frozenset[int] | None:
+        """As above, of keys or of values alone: they must be rows of an argument."""
+        kernel, graph = self.kernel, self.kernel.graph
         try:
             number, position = single_load(
                 self.emitter, *self._row(operand, self._symbol(key), self._symbol(depth))
             )
         except UnsupportedError:
             return None
-        for argument, index, dim in self.kernel.written:
+        if graph.arguments.index(number) in kernel.known_early:
+            return frozenset()
+        for argument, index, dim in kernel.written:
             if graph.arguments[argument] == number:
                 shape = graph.values[number].shape or ()
                 row = position // contiguous_strides(shape)[dim] % shape[dim]
-                return index if row == self._symbol(key) else None
+                return frozenset({index}) if row == self._symbol(key) else None
         return None
 
     def _row(self, operand: int, key: Expr, depth: Expr) -> tuple[int, list[Expr]]:
@@ -83,9 +94,12 @@ class EarlyKeys(AttentionScores):
         tested, ragged = self.range.is_bounded, bool(self.problem.keys % self.block_n)
         return self.splits > 1 or self.bounded or (self.pack > 1 if tested else not ragged)
 
-    def _define_written(self, index: int) -> None:
+    def _define_written(self) -> None:
         """Writes `written`, the number of the written key; -1 for a row that does not exist, which no kernel writes."""
-        self.writer.line(f"place = tl.load({self.emitter.pointers[self.kernel.graph.arguments[index]]})")
+        if self.written_by is None:
+            return
+        pointer = self.emitter.pointers[self.kernel.graph.arguments[self.written_by]]
+        self.writer.line(f"place = tl.load({pointer})")
         exists = f"(place >= 0) & (place < {self.problem.keys})"
         self.writer.line(f"written = tl.where({exists}, place, -1).to(tl.int32)")
 
@@ -100,12 +114,14 @@ class EarlyKeys(AttentionScores):
             yield [test]
 
     def _admit(self, query: str, bounds: Bounds) -> None:
-        """Writes `best`, `total` and `acc` of the written key alone, in the programs whose keys it is among.
+        """Writes `query`, and `best`, `total` and `acc` of the written key alone, in the programs whose keys it is among.
 
-        In others all scores are minus infinity, as at the start of any loop.
+        In others its score is minus infinity, as at the start of any loop.
         """
         line, bind, emitter = self.writer.line, self.writer.bind, self.emitter
         line(f"query = {query}")
+        if self.written_by is None:
+            return
         line(f"here = (written >= {bounds.low}) & (written < {bounds.high})")
         others, emitter.axes = (
             emitter.axes,
