@@ -28,6 +28,7 @@ PASSES = {
     "topo-form-expert-kernels": "topo_opt.passes.schedule.form_expert_kernels:FormExpertKernels",
     "topo-form-kernels": "topo_opt.passes.schedule.form_kernels:FormKernels",
     "topo-hand-over-norms": "topo_opt.passes.schedule.hand_over_norms:HandOverNorms",
+    "topo-exchange-sums": "topo_opt.passes.schedule.exchange_sums:ExchangeSums",
     "topo-split-long-rows": "topo_opt.passes.schedule.split_long_rows:SplitLongRows",
     "topo-align-operands": "topo_opt.passes.schedule.align_operands:AlignOperands",
     "topo-mark-inout": "topo_opt.passes.schedule.mark_inout:MarkInout",

@@ -8,9 +8,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+from topo_opt.runtime.plan import Exchange
 
 PARAM_KINDS = ("arg", "result", "scratch")
+BOXES: Literal["boxes"] = "boxes"
+TURNS: Literal["turns"] = "turns"
+"""Roles of the scratch of a kernel that exchanges with other ranks, which are the names of its parameters too."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +38,19 @@ class Param:
 
 @dataclass(frozen=True)
 class Scratch:
-    """A temporary buffer that the plan provides for the time of one launch.
+    """A buffer beside the operands that the plan provides, temporary where it has no role.
 
     A `zeroed` one is zero when the kernel starts, and the kernel leaves it zero: all launches of a program share it.
+    `boxes` and `turns` (of a kernel with an `Exchange`) belong to the kernel for as long as the program is loaded: int64 words with the
+    place of this rank among those that exchange, 0 as long as it should wait for them, and the addresses of their boxes; and
+    the launches of every program.
     """
 
     dtype: str
     """Triton element type."""
     numel: int
     zeroed: bool = False
+    role: Literal["", "boxes", "turns"] = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,9 @@ class KernelSource:
     scratch: tuple[Scratch, ...] = ()
     pdl: bool = False
     """Launched with programmatic dependent launch (the source then waits by `gdc_wait`)."""
+    exchange: Exchange | None = None
+    taken: int | None = None
+    """With `exchange`: the argument that is added up over devices. A kernel that gives a result has the boxes of the one that takes it."""
     family: str = ""
     """"loops", "gemm", ...: for reports."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from topo_opt.codegen import dense
-from topo_opt.codegen.kernel_source import KernelSource, Param
+from topo_opt.codegen.kernel_source import BOXES, TURNS, KernelSource, Param
 from topo_opt.codegen.memory_plan import Lifetime, align, place
 from topo_opt.codegen.plan_graph import Node, PlanGraph, contiguous_strides, read_plan_function
 from topo_opt.codegen.plan_inplace import AvoidedRewrite, share_storage
@@ -136,6 +136,7 @@ def _kernel(symbol: str, source: KernelSource, resources: rt.Resources | None) -
         constexprs=dict(source.constexprs),
         pdl=source.pdl,
         resources=resources,
+        exchange=source.exchange,
     )
 
 
@@ -162,6 +163,7 @@ class _VariantPlanner:
         self.load_steps: tuple[rt.Step, ...] = ()
         self.of_value: dict[tuple[int, tuple[int, ...], int, tuple[int, ...]], int] = {}
         self.of_storage: dict[int, int] = {}
+        self.of_kernel: dict[tuple[str, str], int] = {}
         self.launched: set[str] = set()
         self.zeroed_bytes = 0
         self.outputs = self.output_storages()
@@ -255,7 +257,7 @@ class _VariantPlanner:
             raise CompilerCrash(f"kernel @{node.kernel} of @{self.graph.symbol} has no generated source")
         if source.scratch and node in self.graph.load_nodes:
             raise CompilerCrash(f"kernel {node.kernel} runs at load time and asks for scratch")
-        scratch = self.scratch(source)
+        scratch = self.scratch(source, node)
         table = {"arg": node.inputs, "result": node.outputs}
         given = []
         for p in source.params:
@@ -265,7 +267,10 @@ class _VariantPlanner:
                     f"kernel {node.kernel}: parameter {p.name} asks for {p.kind} {p.index}, there are {count}"
                 )
             given.append(scratch[p.index] if p.kind == "scratch" else self.buffer(table[p.kind][p.index]))
-        changed = [*(self.buffer(v) for v in node.outputs), *scratch]
+        # Who gives a result only reads what belongs to the kernel that takes it.
+        kept = (BOXES,) if source.exchange else (BOXES, TURNS)
+        written = [b for b, s in zip(scratch, source.scratch, strict=True) if s.role not in kept]
+        changed = [*(self.buffer(v) for v in node.outputs), *written]
         writes = tuple(b for b in dict.fromkeys(changed) if b in given)
         missing = [
             i
@@ -277,17 +282,45 @@ class _VariantPlanner:
         self.steps.append(rt.KernelStep(node.kernel, tuple(given), writes))
         self.launched.add(node.kernel)
 
-    def scratch(self, source: KernelSource) -> list[int]:
+    def scratch(self, source: KernelSource, node: Node) -> list[int]:
         """Buffers for the scratch of one launch. Every launch starts at the beginning of the zeroed memory."""
+        taker = (
+            source if source.exchange else self.taker(node) if any(s.role for s in source.scratch) else None
+        )
         found, end = [], 0
         for s in source.scratch:
-            buffer = rt.Buffer("temp", from_triton_name(s.dtype).torch_name, (s.numel,), offset=0)
+            dtype = from_triton_name(s.dtype).torch_name
+            if s.role and taker is not None:
+                numel = next(t.numel for t in taker.scratch if t.role == s.role)
+                found.append(self.own(rt.Buffer(s.role, dtype, (numel,), name=taker.name)))
+                continue
+            buffer = rt.Buffer("temp", dtype, (s.numel,), offset=0)
             if s.zeroed:
                 buffer = replace(buffer, kind="zeroed", offset=end)
                 end = align(end + buffer.nbytes)
             found.append(self.new(buffer))
         self.zeroed_bytes = max(self.zeroed_bytes, end)
         return found
+
+    def taker(self, node: Node) -> KernelSource:
+        """The kernel that adds up over devices what a launch makes, before any other sum uses the same boxes."""
+        order = self.sharing.order
+        for reader in order[order.index(node) + 1 :]:
+            source = self.sources.get(reader.kernel)
+            if source is not None and any(s.role for s in source.scratch):
+                if source.taken is not None and reader.inputs[source.taken] in node.outputs:
+                    return source
+                break
+        raise CompilerCrash(
+            f"kernel {node.kernel} gives a result to other ranks that the next sum does not take"
+        )
+
+    def own(self, buffer: rt.Buffer) -> int:
+        """The buffer of a kernel that all of its launches use."""
+        key = (buffer.kind, buffer.name or "")
+        if key not in self.of_kernel:
+            self.of_kernel[key] = self.new(buffer)
+        return self.of_kernel[key]
 
     def aten(self, node: Node) -> None:
         inputs = tuple(self.buffer(v) for v in node.inputs)

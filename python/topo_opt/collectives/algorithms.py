@@ -234,6 +234,9 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         kernel="one_shot",
     ),
     Algorithm(
+        "exchange", {"all_reduce": _everyone(lambda n: 1.0)}, _always, in_library=False, kernel="exchange"
+    ),
+    Algorithm(
         "two-shot",
         {"all_reduce": _everyone(lambda n: 1 / n, rounds=2)},
         _always,

@@ -59,11 +59,12 @@ class ScheduleCost:
     """Times of one schedule for all sizes.
 
     Args:
-        launch_s: what starting a kernel costs; counted where a library runs it.
+        launch_s: what starting a kernel costs; counted where a library runs it, not for an exchange, which is a part of another kernel.
     """
 
     def __init__(self, schedule: Schedule, network: Network, launch_s: float) -> None:
-        self.schedule, self._network, self._launch_s = schedule, network, launch_s
+        self.schedule, self._network = schedule, network
+        self._launch_s = 0.0 if schedule.kernel == "exchange" else launch_s
         for phase in schedule.phases:
             for source, targets in phase.targets().items():
                 network.find_routes(source, targets)

@@ -21,6 +21,8 @@ from topo_opt.topology.schema import Topology
 Groups = tuple[Group, ...]
 HIERARCHICAL = "hierarchical"
 MAX_KEPT = 1 << 18
+MOST_EXCHANGED = 1 << 27
+"""Bytes of a sum that a kernel adds up itself, at most."""
 REDUCING = 90
 """NVSwitches beside GPUs of this compute capability and above reduce (NVIDIA H100 architecture whitepaper: third generation)."""
 # What a hierarchical collective does: (kind, inside of clusters or across them, its size over that of the whole with
@@ -55,7 +57,7 @@ class CollectiveModel:
 
     `cost` is what the communication library takes, as torch.distributed calls it, its launch included: rings, trees,
     and collectives that are put together of several calls. With `symmetric_memory` kernels that read the memory of peers
-    (one-shot, two-shot) compete too. Without a library the links are taken at their word: a transfer takes their latencies
+    (one-shot, two-shot) compete too, with `exchange` generated kernels that add up small sums themselves. Without a library the links are taken at their word: a transfer takes their latencies
     and its bytes over their rate, nothing is added, and every algorithm of the table competes.
 
     Args:
@@ -72,10 +74,12 @@ class CollectiveModel:
         library: str | None = "nccl",
         calibrated: bool = True,
         symmetric_memory: bool = False,
+        exchange: bool = False,
         multicast: bool = True,
         calibration: Topology | None = None,
     ) -> None:
         self.topology, self.symmetric_memory, self.multicast = topology, symmetric_memory, multicast
+        self.exchange = exchange
         self.network = Network(topology, protocols.library(library) if library else None)
         self._compute = ComputeModel(topology, calibrated)
         self._orders = Orders(self.network)
@@ -151,7 +155,7 @@ class CollectiveModel:
             (
                 (*self._time(kind, nbytes, groups, c), c)
                 for c in self.candidates(kind, groups)
-                if c.cost is not None or not one_call
+                if (c.cost is not None or not one_call) and (c.name != "exchange" or nbytes <= MOST_EXCHANGED)
             ),
             key=lambda entry: entry[0],
         )
@@ -223,8 +227,11 @@ class CollectiveModel:
         bare = self.network.library is None
         out = []
         for row in ALGORITHMS:
-            on_symmetric = row.kernel in ("one_shot", "two_shot")
-            offered = bare or (self.symmetric_memory if on_symmetric else row.in_library)
+            offered = bare or row.in_library
+            if row.kernel in ("one_shot", "two_shot"):
+                offered = bare or self.symmetric_memory
+            elif row.kernel == "exchange":
+                offered = self.exchange and not bare and all(len(place.hosts) == 1 for place in places)
             kernel = None if bare else row.kernel
             if kind not in row.builders or not offered or not all(row.applies(place) for place in places):
                 continue

@@ -12,7 +12,7 @@ from pydantic import Field
 from topo_opt.topology.figures import Identifier, Latency, Size, Strict, Text
 from topo_opt.topology.schema import LinkKind
 
-Kernel = Literal["one_shot", "two_shot", "in_switch"]
+Kernel = Literal["one_shot", "two_shot", "in_switch", "exchange"]
 RouteClass = Literal["nvlink", "pcie", "staged", "network"]
 """What a transfer is like for a library: over links made for GPUs, over PCIe, through host memory, over a network."""
 
@@ -49,7 +49,7 @@ class Protocol(Strict):
 
 class Library(Strict):
     """A communication library. `kernels` are those that don't use its protocols: one-shot and two-shot kernels read the
-    memory of peers, in-switch ones let an NVSwitch reduce (NVLink SHARP, NVLS).
+    memory of peers, in-switch ones let an NVSwitch reduce (NVLink SHARP, NVLS). An exchange is what generated kernels do by themselves.
     """
 
     name: Identifier

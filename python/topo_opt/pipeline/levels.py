@@ -45,6 +45,8 @@ def _schedule(level: int, topology: str | None, split: Sequence[str]) -> list[st
     merge = ("cse",) if level > 0 else ()
     # Between kernels: which product makes the rows of which other.
     hand_over = ("topo-hand-over-norms",) if level > 1 else ()
+    # Whether a kernel that reads a sum can make it is known of the kernel as a whole.
+    exchange = (f"topo-exchange-sums{options}",) if level > 0 and split else ()
     once = ("topo-mark-load-time",) if level > 0 else ()
     return [
         *recognise,
@@ -56,6 +58,7 @@ def _schedule(level: int, topology: str | None, split: Sequence[str]) -> list[st
         form,
         *merge,
         *hand_over,
+        *exchange,
         *rows,
         *align,
         # On whole kernels: which buffer dies where is known only after they are formed.

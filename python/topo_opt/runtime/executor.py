@@ -109,10 +109,15 @@ class InterpretExecutor:
             self.functions[name] = load_function(source, file, kernel.function)
         function = self.functions[name]
         arguments = kernel_arguments(kernel, tensors)
+        reached = list(tensors)
+        if self.ranks is not None:
+            reached += self.ranks.reached_by(tensors)
 
         def launch() -> None:
-            interpreter.launch(function, kernel.grid, arguments, tensors)
+            interpreter.launch(function, kernel.grid, arguments, reached)
 
+        if self.ranks is not None and kernel.exchange is not None:
+            return self.ranks.exchanging(name, kernel.exchange, launch)
         return launch
 
 

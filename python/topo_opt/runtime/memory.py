@@ -252,6 +252,10 @@ class Memory:
             return self._prepared_tensor(b, dtype)
         if b.kind == "constant":
             return self._constant(b, dtype)
+        if b.kind in ("boxes", "turns"):
+            assert self.ranks is not None
+            boxes = self.ranks.boxes[b.name or ""]
+            return boxes.words if b.kind == "boxes" else boxes.turns
         if b.kind == "coordinate":
             assert self.ranks is not None
             return torch.tensor(self.ranks.place, dtype=dtype, device=self.device)

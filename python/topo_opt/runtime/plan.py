@@ -14,7 +14,7 @@ from topo_opt.runtime import strict_json
 from topo_opt.runtime.dtypes import BY_TORCH
 from topo_opt.runtime.strict_json import Json
 
-SCHEMA = 3
+SCHEMA = 4
 ALIGNMENT = 256
 """Bytes: every arena offset is a multiple, so that wide loads and tensor descriptors always work."""
 MAX_ELEMENTS = 1 << 46
@@ -54,6 +54,20 @@ class KernelParam:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """Memory that the ranks which differ on `axes` only write for one another while the kernel runs.
+
+    Each of the `ranks` has a box of `nbytes`, all bits of which are set before the first launch. `memory`: GPUs reach each other's
+    ("peers"), or boxes lie in the memory of the host that they share ("host"). Any number of launches, one behind the other, use the same boxes.
+    """
+
+    axes: tuple[str, ...]
+    ranks: int
+    nbytes: int
+    memory: Literal["peers", "host"] = "peers"
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One generated kernel and how to launch it."""
 
@@ -67,6 +81,7 @@ class Kernel:
     constexprs: dict[str, int]
     pdl: bool = False
     resources: Resources | None = None
+    exchange: Exchange | None = None
 
 
 @dataclass(frozen=True)
@@ -77,15 +92,17 @@ class Buffer:
     constants.safetensors, `splat` a constant of one repeated value; `offset` places a temp, in bytes of the arena, and a
     "zeroed" scratch, in bytes of the memory that every kernel finds zero and leaves zero. A "prepared" buffer is made from
     weights by a load step; those with one `name` are one. A "coordinate" buffer holds the place of this rank on the mesh,
-    one number an axis.
+    one number an axis. "boxes" and "turns" belong to the kernel `name`, which exchanges: the place of this rank, whether to wait and the
+    addresses of the boxes; and the launches of every program.
 
     `sharding`: over which axes of the mesh each dimension of the tensor is split of which `shape` is one part; `whole`: the shape of that
     tensor, where a dimension does not divide, so that the last parts have zeros at their end.
     """
 
     kind: Literal[
-        "input", "param", "buffer", "constant", "prepared", "temp", "zeroed", "output", "view", "coordinate"
-    ]
+        "input", "param", "buffer", "constant", "prepared", "temp", "zeroed", "output", "view", "coordinate",
+        "boxes", "turns",
+    ]  # fmt: skip
     dtype: str
     shape: tuple[int, ...]
     name: str | None = None

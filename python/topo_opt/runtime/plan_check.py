@@ -45,9 +45,10 @@ def from_json(value: Json) -> Plan:
 
 def check(plan: Plan) -> None:
     """Checks everything that the types alone don't say. Raises `UntrustedError`."""
+    sizes = _mesh_sizes(plan)
     for name, kernel in plan.kernels.items():
         _check_kernel(f"plan.kernels.{name[:80]}", kernel)
-    sizes = _mesh_sizes(plan)
+        _check_exchange(f"plan.kernels.{name[:80]}.exchange", kernel, sizes)
     if not plan.functions:
         raise UntrustedError("plan.functions is empty: the bundle has nothing to run")
     for name, function in plan.functions.items():
@@ -121,6 +122,20 @@ def _check_kernel(where: str, k: Kernel) -> None:
         )
 
 
+_MOST_BOX_BYTES = 1 << 34
+
+
+def _check_exchange(where: str, kernel: Kernel, axes: Mapping[str, int]) -> None:
+    exchange = kernel.exchange
+    if exchange is None:
+        return
+    known = bool(exchange.axes) and len(set(exchange.axes)) == len(exchange.axes)
+    _require(known and set(exchange.axes) <= set(axes), f"{where}.axes are not axes of the mesh")
+    ranks = math.prod(axes[axis] for axis in exchange.axes)
+    _require(exchange.ranks == ranks, f"{where}.ranks is {exchange.ranks}, the axes have {ranks} places")
+    _require(0 < exchange.nbytes <= _MOST_BOX_BYTES, f"{where}.nbytes {exchange.nbytes} is out of range")
+
+
 class _VariantCheck:
     """Checks one variant, keeping the extent in elements of every buffer."""
 
@@ -174,11 +189,22 @@ class _VariantCheck:
             _require(good, f"{where}: coordinates are one int64 an axis of the mesh")
         if b.kind in ("param", "buffer", "prepared"):
             _require(bool(b.name), f"{where}: a {b.kind} needs a name")
+        if b.kind in ("boxes", "turns"):
+            self.check_boxes(where, b)
         if b.kind == "constant":
             sources = [x for x in (b.name, b.data, b.splat) if x is not None]
             _require(len(sources) == 1, f"{where}: a constant needs exactly one of name, data and splat")
         else:
             _require(b.data is None and b.splat is None, f"{where}: only a constant has data")
+
+    def check_boxes(self, where: str, b: Buffer) -> None:
+        kernel = self.kernels.get(b.name or "")
+        if kernel is None or kernel.exchange is None:
+            raise UntrustedError(f"{where}: {(b.name or '')[:80]!r} is no kernel that exchanges")
+        boxes = b.kind == "boxes"
+        expected = (2 + kernel.exchange.ranks,) if boxes else (kernel.grid[0],)
+        good = b.dtype == ("int64" if boxes else "int32") and b.shape == expected
+        _require(good, f"{where}: {b.kind} of {b.name} are {expected[0]} numbers")
 
     def check_sharding(self, where: str, b: Buffer) -> None:
         if b.sharding is not None:
@@ -236,12 +262,13 @@ class _VariantCheck:
         for i in written(step):
             b = self.usable(where, i)
             kind = self.root(i).kind
-            fixed = kind in ("param", "constant", "prepared", "coordinate") and kind not in writes
+            fixed = kind in ("param", "constant", "prepared", "coordinate", "boxes") and kind not in writes
             _require(not fixed, f"{where} writes {b.kind} {b.name or i}")
         if not isinstance(step, KernelStep):
             # Only a kernel keeps the promise to leave it zero.
-            zeroed = [i for i in (*read(step), *written(step)) if self.root(i).kind == "zeroed"]
-            _require(not zeroed, f"{where} uses the zeroed scratch {zeroed}")
+            own = ("zeroed", "boxes", "turns")
+            used = [i for i in (*read(step), *written(step)) if self.root(i).kind in own]
+            _require(not used, f"{where} uses the scratch {used} of kernels")
         if isinstance(step, KernelStep):
             kernel = self.kernels.get(step.kernel)
             if kernel is None:
@@ -300,6 +327,8 @@ class _VariantCheck:
         _require(set(step.writes) <= set(step.buffers), f"{where} writes a buffer that it isn't given")
         for i, p in zip(step.buffers, kernel.params):
             b = self.v.buffers[i]
+            own = b.kind not in ("boxes", "turns") or b.name == step.kernel or i not in step.writes
+            _require(own, f"{where} writes the {b.kind} of {b.name}")
             size, unit = b.nbytes, BY_TRITON[p.dtype].itemsize
             _require(size % unit == 0, f"{where}: buffer {i} of {size} bytes can't be seen as {p.dtype}")
             if p.descriptor:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -70,6 +70,7 @@ class RankWatch:
         self._lost_store, self._lost_at = "", 0.0
         self._published, self._hearings = -1, 0
         self._work = ProcessWork(0.8 * BEAT_S)
+        self._wakers: list[Callable[[Fault], None]] = []
         self._beat_s = BEAT_S * max(1.0, count / MANY)
         self._threads = [
             threading.Thread(target=run, args=(self,), name=f"topo-opt {what}", daemon=True)
@@ -90,6 +91,10 @@ class RankWatch:
     def look_at(self, done: Any) -> None:
         """An event of a GPU that stands behind the last call: what runs there is waited for, too."""
         self._last_call = weakref.ref(done)
+
+    def wake_by(self, wake: Callable[[Fault], None]) -> None:
+        """`wake` ends a wait of this rank that Python alone cannot end; called, from another thread, once it waits in vain."""
+        self._wakers.append(wake)
 
     def _pending(self) -> bool:
         event = None if self._last_call is None else self._last_call()
@@ -355,6 +360,8 @@ class RankWatch:
             self._changed.notify_all()
         if self._doomed_since is None:
             self._doomed_since = now
+            for wake in self._wakers:
+                wake(fault)
         elif now - self._doomed_since > GRACE_S:
             hint = f" ({fault.hint})" if fault.hint else ""
             told = f"error: rank {self.rank} ends, it waits in vain: {fault.message}{hint}"

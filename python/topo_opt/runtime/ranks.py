@@ -20,8 +20,9 @@ import torch
 import torch.distributed as dist
 
 from topo_opt.errors import InputError, TopoError
+from topo_opt.runtime.boxes import KernelBoxes, SharedFile, exchanges_of, kernel_boxes, offsets, on_peers
 from topo_opt.runtime.collective_call import CollectiveCall, StagedCall
-from topo_opt.runtime.plan import CollectiveStep, Plan
+from topo_opt.runtime.plan import CollectiveStep, Exchange, Plan
 from topo_opt.runtime.rank_parts import cut
 from topo_opt.runtime.rank_signs import Fault
 from topo_opt.runtime.rank_store import write_note
@@ -65,6 +66,8 @@ class Ranks:
         self.rank = dist.get_rank()
         self._groups: dict[tuple[str, ...], dist.ProcessGroup] = {}
         self._order: dict[tuple[str, ...], list[int]] = {}
+        self.boxes: dict[str, KernelBoxes] = {}
+        """What the kernels that exchange are given, by name."""
         self._broken: Fault | None = None
         self._kept = False
         self._calls = self._agreements = 0
@@ -93,8 +96,49 @@ class Ranks:
                         self._groups[axes] = made
                         # Groups list their ranks in ascending order; parts are in that of the axes.
                         self._order[axes] = [sorted(members).index(rank) for rank in members]
+            self._make_boxes(plan)
 
         self._guarded(make)
+
+    def _make_boxes(self, plan: Plan) -> None:
+        """The memory of all kernels that exchange, group by group; empty on every rank when this comes back."""
+        wanted = exchanges_of(plan)
+        for axes in sorted({exchange.axes for exchange, _ in wanted.values()}):
+            kernels = {name: found for name, found in wanted.items() if found[0].axes == axes}
+            _, nbytes = offsets([exchange for exchange, _ in kernels.values()])
+            reach = self.device.type == "cuda" and not self.shares_gpu
+            if reach and all(exchange.memory == "peers" for exchange, _ in kernels.values()):
+                addresses, held = on_peers(nbytes, self._groups[axes], self.device)
+                spans: tuple[torch.Tensor, ...] = ()
+                place = dist.get_rank(self._groups[axes])
+            else:
+                place, addresses, held, spans = self._boxes_of_host(axes, nbytes)
+            self.boxes |= kernel_boxes(kernels, place, addresses, self.device, spans=spans, held=held)
+        if wanted:
+            dist.barrier(group=self.control)
+        # A GPU goes on at once with wrong numbers, which nobody would tell from right ones: there the process ends.
+        if self.device.type == "cpu" and wanted:
+            self.watch.wake_by(self._stop_waiting)
+
+    def _stop_waiting(self, fault: Fault) -> None:
+        self._broken = self._broken or fault
+        for boxes in self.boxes.values():
+            boxes.stop()
+
+    def _boxes_of_host(
+        self, axes: tuple[str, ...], nbytes: int
+    ) -> tuple[int, list[int], list[Any], tuple[torch.Tensor, ...]]:
+        """The place of this rank in its group, addresses of the memory of all, what holds it, and the memory itself."""
+        members = next(found for found in groups(self.mesh, axes) if self.rank in found)
+        members = tuple(sorted(members))
+        made = SharedFile(nbytes, len(members)) if self.rank == members[0] else None
+        paths: list[Any] = [None] * self.count
+        dist.all_gather_object(paths, None if made is None else made.path, group=self.control)
+        file = made or SharedFile(nbytes, len(members), paths[members[0]])
+        addresses, memory, held = file.map(self.device)
+        dist.barrier(group=self.control)
+        file.unlink()
+        return members.index(self.rank), addresses, held, (memory,)
 
     @property
     def place(self) -> tuple[int, ...]:
@@ -267,6 +311,28 @@ class Ranks:
         self._broken = self._broken or Fault("the program was closed")
         self.watch.close()
 
+    def reached_by(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The memory of all ranks that a kernel reaches which is given these tensors."""
+        given = {t.data_ptr() for t in tensors}
+        return [s for boxes in self.boxes.values() if boxes.words.data_ptr() in given for s in boxes.spans]
+
+    def exchanging(self, name: str, exchange: Exchange, launch: Callable[[], None]) -> Callable[[], None]:
+        """The launch, on a CPU, of a kernel that waits for what the other ranks give.
+
+        Raises (when called):
+            RankFailure: they do not.
+        """
+        doing = f"waiting in {name} over {', '.join(exchange.axes)}"
+
+        def run() -> None:
+            self._require_whole()
+            self.watch.tell(doing)
+            with self.watch.waiting():
+                launch()
+            self._require_whole()
+
+        return run
+
     def bind(self, step: CollectiveStep, source: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
         """The collective on this memory, done as often as called.
 
@@ -306,7 +372,7 @@ def tell_others(error: TopoError) -> None:
 
 
 def _axes_of(plan: Plan) -> Sequence[tuple[str, ...]]:
-    return [
+    return [exchange.axes for exchange, _ in exchanges_of(plan).values()] + [
         step.axes
         for function in plan.functions.values()
         for variant in function.variants

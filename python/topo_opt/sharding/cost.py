@@ -62,7 +62,7 @@ class TopologyPrices:
     def __init__(self, topology: Topology):
         from topo_opt.collectives import CollectiveModel
 
-        self.topology, self.model = topology, CollectiveModel(topology)
+        self.topology, self.model = topology, CollectiveModel(topology, exchange=True)
         self.devices: tuple[str, ...] = tuple(topology.compute)
         self._devices = {d: topology.device(d) for d in self.devices}
 

@@ -43,6 +43,9 @@ class Tunable(Protocol):
     def lower(self, tile: Tile) -> KernelSource:
         """Its code with a tile; the IR stays as it is. Raises UnsupportedError."""
 
+    def alone(self, tile: Tile) -> KernelSource:
+        """As `lower`, of a kernel that waits for no other device."""
+
     def apply(self, tile: Tile) -> None:
         """Writes the tile into the IR."""
 
@@ -80,6 +83,13 @@ class Single:
 
     def lower(self, tile: Tile) -> KernelSource:
         return search_space.lower(self.kernel, tile)
+
+    def alone(self, tile: Tile) -> KernelSource:
+        kernel = Kernel(self.func, self.target)
+        kernel.attributes = {
+            k: v for k, v in self.kernel.attributes.items() if k not in ("exchange", "gives")
+        }
+        return search_space.lower(kernel, tile)
 
     def apply(self, tile: Tile) -> None:
         set_tile(self.func, tile)
@@ -135,6 +145,9 @@ class Packed:
         finally:
             for func, attribute in zip(self.members.values(), before):
                 func.attributes["topo.kernel"] = attribute
+
+    def alone(self, tile: Tile) -> KernelSource:
+        return self.lower(tile)
 
     def apply(self, tile: Tile) -> None:
         """Gives its members the tile; of one that others call too it gets a copy."""

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from torch_mlir import ir
 
 _TILE = re.compile(r"tile = \{[^{}]*\}(, )?|, tile = \{[^{}]*\}")
+# What a kernel exchanges with other devices is no matter of its tile.
+_EXCHANGE = re.compile(r"(?:exchange|gives) = \{[^{}]*\}, |, (?:exchange|gives) = \{[^{}]*\}")
 # When a kernel starts beside its neighbours depends on them, and no tile on that.
 _LAUNCH = re.compile(
     r"late_trigger = true, |settled = array<i64[^>]*>, |, late_trigger = true|, settled = array<i64[^>]*>"
@@ -62,7 +64,7 @@ def canonical(text: str) -> str:
     for argument in _arguments_of_launch(text):
         text = re.sub(rf", %arg{argument}: [^,()]*(?=\))", "", text, count=1)
     text = _WRITTEN.sub("", text)
-    text = _LAUNCH.sub("", _TILE.sub("", text))
+    text = _EXCHANGE.sub("", _LAUNCH.sub("", _TILE.sub("", text)))
     return _SYMBOL.sub(lambda m: numbers.setdefault(m[0], f"@{len(numbers)}"), text)
 
 

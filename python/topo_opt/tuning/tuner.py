@@ -183,8 +183,8 @@ def _problem(opened: _Open, device: Device) -> Problem:
     # What other sizes or other versions suggest is tried right after the default.
     tiles = [own, opened.guess.tile, *opened.tiles[1:]]
     once = [t for i, t in enumerate(tiles) if dict(t) not in [dict(u) for u in tiles[:i]]]
-    case = Case(subject.symbol, form.signature(device.l2_bytes.value, subject.cold), form.lower(own))
-    return Problem(subject.symbol, form.key, case, once, form.lower, subject.weight)
+    case = Case(subject.symbol, form.signature(device.l2_bytes.value, subject.cold), form.alone(own))
+    return Problem(subject.symbol, form.key, case, once, form.alone, subject.weight)
 
 
 def problem_of(subject: Subject, device: Device) -> Problem:

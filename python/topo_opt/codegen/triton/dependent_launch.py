@@ -28,8 +28,8 @@ WAIT = "gdc_wait()"
 IMPORT = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait"
 # Functions of `tl` whose result depends on their arguments and the program alone.
 _PURE = frozenset({
-    "arange", "broadcast_to", "cdiv", "expand_dims", "full", "max", "maximum", "min", "minimum", "num_programs", "program_id",
-    "reshape", "where", "zeros",
+    "arange", "broadcast_to", "cdiv", "expand_dims", "full", "max", "maximum", "min", "minimum", "multiple_of", "num_programs",
+    "pointer_type", "program_id", "reshape", "where", "zeros",
 })  # fmt: skip
 _PURE_METHODS = frozenset({"to", "reshape"})
 
@@ -103,12 +103,13 @@ def _statements(lines: Sequence[str]) -> list[_Statement]:
     for node in function.body:
         text = tuple(lines[node.lineno - 2 : (node.end_lineno or node.lineno) - 1])
         names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        assigned = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         makes, loads = None, False
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             calls = [_callee(n) for n in ast.walk(node.value) if isinstance(n, ast.Call)]
             if stored[node.targets[0].id] == 1 and None not in calls:
                 makes, loads = node.targets[0].id, "load" in calls
-        found.append(_Statement(text, frozenset(names), makes, loads))
+        found.append(_Statement(text, frozenset(names), frozenset(assigned), makes, loads))
     return found
 
 

@@ -53,6 +53,8 @@ class Emitter:
     fast: bool = False
     seeds: dict[Seed, Scalar] = field(default_factory=dict)
     on_reduction: ReductionHook | None = None
+    gifts: dict[str, Callable[[Writer, str, str, Sequence[str]], None]] = field(default_factory=dict)
+    """What else is done with a result, by its pointer: given its source, its element offset and the masks of its store."""
     steps: frozenset[str] = frozenset()
     """Axes whose variables are known when the kernel is compiled: what they add to an address becomes a part of the load."""
     _memo: list[dict[tuple, Scalar]] = field(default_factory=lambda: [{}])
@@ -319,6 +321,8 @@ class Emitter:
             else f".to({storage_type(element)})"
         )
         self.writer.line(f"tl.store({pointer} + {offset}, {source}{narrow}{mask})")
+        if pointer in self.gifts:
+            self.gifts[pointer](self.writer, f"{source}{narrow}", offset, masks)
 
     # -- scalars ----------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from topo_opt.codegen.kernel_source import KernelSource, Param, Scratch
-from topo_opt.codegen.triton import dependent_launch
+from topo_opt.codegen.triton import dependent_launch, exchange
 from topo_opt.codegen.triton.contraction import find_all
 from topo_opt.codegen.triton.element_types import compute_type, storage_type
 from topo_opt.codegen.triton.emit import Axis, Value
@@ -63,6 +63,9 @@ class Gemm:
         columns = [self.column(part, symbol("n", self.columns)) for part in range(self.parts)]
         self.packed = steps_in_an_element(graph, pointers, self.contractions, columns)
         self.emitter = RehearsingEmitter(graph, Writer(indent=1), self._axes(), pointers, fast=kernel.fast)
+        self.giver = exchange.Giver.of(kernel)
+        if self.giver is not None:
+            self.emitter.gifts[f"out{self.giver.result}"] = self.giver.give
 
     @property
     def writer(self) -> Writer:
@@ -286,11 +289,15 @@ class Gemm:
         """Lets the next kernel start, unless that is to wait for the one before this."""
         for line in dependent_launch.at_start(self.kernel.late_trigger) if self.pdl else ():
             self.writer.line(line)
+        if self.giver is not None:
+            self.giver.boxes.begin(self.writer, gives=True, takes=False)
 
     def wait(self) -> None:
         """Waits for the kernel before this one, where it is launched dependently."""
         for line in dependent_launch.at_wait(self.kernel.late_trigger) if self.pdl else ():
             self.writer.line(line)
+        if self.giver is not None:
+            self.giver.boxes.turn(self.writer, "0")
 
     @property
     def immutable(self) -> frozenset[int]:
@@ -365,6 +372,13 @@ class Gemm:
             *self.params,
             *(Param(name, "scratch", i, buffer.dtype) for i, (name, buffer) in enumerate(scratch)),
         ]
+        if self.giver is not None:
+            given = [(p.name, s) for p, s in zip(exchange.PARAMS, self.giver.scratch, strict=True)]
+            params += [
+                Param(name, "scratch", len(scratch) + i, buffer.dtype)
+                for i, (name, buffer) in enumerate(given)
+            ]
+            scratch = [*scratch, *given]
         signature = ", ".join([p.name for p in params] + [f"{b}: tl.constexpr" for b in blocks])
         body = f"@triton.jit\ndef {kernel.name}({signature}):\n{self.writer.text()}"
         return KernelSource(

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch_mlir import ir
 
-from topo_opt.codegen.kernel_source import Param
+from topo_opt.codegen.kernel_source import BOXES, Param
 from topo_opt.codegen.triton import dependent_launch
 from topo_opt.codegen.triton.element_types import NARROW_FLOATS, signature_type
 from topo_opt.codegen.triton.reductions import prelude
@@ -148,6 +148,8 @@ class Kernel:
         """
         if self.pdl:
             fixed = [p.name for p in params if p.kind == "arg" and p.index in self.known_early]
+            # Addresses that stay the same for as long as the program is loaded.
+            fixed += [p.name for p in params if p.kind == "scratch" and p.name == BOXES]
             lines = dependent_launch.arrange(lines, fixed, list(blocks), late=self.late_trigger)
         signature = ", ".join([p.name for p in params] + [f"{b}: tl.constexpr" for b in blocks])
         return self.file("\n".join([f"@triton.jit\ndef {self.name}({signature}):", *lines]) + "\n")

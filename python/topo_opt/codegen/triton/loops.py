@@ -19,8 +19,10 @@ from math import prod
 from torch_mlir import ir
 
 from topo_opt.codegen.kernel_source import KernelSource, Scratch
+from topo_opt.codegen.triton import exchange
 from topo_opt.codegen.triton.element_types import compute_type
 from topo_opt.codegen.triton.emit import Axis, Emitter, Scalar, Value
+from topo_opt.codegen.triton.exchange import Taker
 from topo_opt.codegen.triton.iteration_space import read_space
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.looped_rows import LoopedRows
@@ -56,6 +58,8 @@ class Loops:
         self.space = space = read_space(kernel, self.tile)
         used = {v for node in graph.nodes for v in node.operands} | set(graph.returns)
         pointers, self.params = kernel.pointer_params(used)
+        self.taker = Taker.of(kernel, space.blocks)
+        self._summed_pointer = "" if self.taker is None else pointers.pop(self.taker.value)
         self.emitter = Emitter(graph, self.writer, self._axes(), pointers, fast=kernel.fast)
         held = space.persistent and not space.y_block
         self.emitter.on_reduction = self._reduce_now if held else self.reduction_missing
@@ -65,6 +69,9 @@ class Loops:
         space, params = self.space, list(self.params)
         scratch: tuple[Scratch, ...] = ()
         self._define_rows()
+        if self.taker is not None:
+            self._sum_over_ranks(self.taker)
+            params, scratch = [*params, *exchange.PARAMS], self.taker.scratch
         if space.persistent:
             self.define_cols("tl.arange(0, RBLOCK)[None, :]")
             for position in range(len(graph.returns)):
@@ -85,8 +92,23 @@ class Loops:
             num_stages=self.tile.get("stages", 1 if space.persistent else 3),
             constexprs=blocks,
             pdl=kernel.pdl,
+            exchange=self.taker.described if self.taker else None,
+            taken=self.taker.argument if self.taker else None,
             family="loops",
         )
+
+    def _sum_over_ranks(self, taker: Taker) -> None:
+        """The sum of the operand that is exchanged, at the one place where this kernel may read it."""
+        space = self.space
+        if space.col_count > 1 or space.y_block or space.row_count != taker.numel:
+            raise UnsupportedError("an operand that is summed over ranks is read more than once")
+        indices = tuple(delinearize(space.x, taker.shape))
+        for value, info in enumerate(self.kernel.graph.values):
+            # What is read at the same place is asked for before this waits.
+            if value in self.emitter.pointers and info.shape == taker.shape:
+                self.emitter.value(value, indices)
+        total = taker.emit(self.emitter, indices, self._summed_pointer, self._rows_shape)
+        self.emitter.seeds[taker.value, indices] = total
 
     # -- axes -------------------------------------------------------------------------------------------------------
 

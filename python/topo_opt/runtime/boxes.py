@@ -1,0 +1,182 @@
+"""Memory that the ranks of a program write for one another, for kernels that exchange (`codegen.triton.exchange`).
+
+Every rank has a box for each such kernel. On GPUs whose memory the others can reach, boxes lie there (symmetric memory); else in
+a file of shared memory that all ranks of a host map, and that the driver maps for the GPU. The file has no name any more when all have
+opened it, so that nothing is left behind by ranks that die.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from topo_opt.errors import InputError
+from topo_opt.runtime.plan import ALIGNMENT, Exchange, Kernel, Plan
+
+ABSENT = 255
+"""Every byte of a box before the first launch."""
+_PORTABLE_AND_MAPPED = 3
+"""Flags of `cudaHostRegister`: for all contexts of the process, and with an address for the GPU."""
+
+
+@dataclass
+class KernelBoxes:
+    """What one kernel is given: `words` (place of this rank, 0 as long as it is to wait, addresses of the boxes; int64) and `turns` (int32,
+    one a program). `spans` are the tensors behind the addresses, where the host can read them."""
+
+    words: torch.Tensor
+    turns: torch.Tensor
+    spans: tuple[torch.Tensor, ...] = ()
+    held: list[Any] = field(default_factory=list)
+    """What keeps the memory alive."""
+
+    def stop(self) -> None:
+        """Lets the kernel wait no longer: what it adds up from now on is wrong."""
+        self.words[1] = 1
+
+
+def exchanges_of(plan: Plan) -> dict[str, tuple[Exchange, Kernel]]:
+    """The kernels of a plan that exchange, by name in order."""
+    return {
+        name: (kernel.exchange, kernel)
+        for name, kernel in sorted(plan.kernels.items())
+        if kernel.exchange is not None
+    }
+
+
+def offsets(exchanges: Sequence[Exchange]) -> tuple[list[int], int]:
+    """Where in the memory of a rank the box of every kernel starts, and the bytes of all."""
+    found, end = [], 0
+    for exchange in exchanges:
+        found.append(end)
+        end += -(-exchange.nbytes // ALIGNMENT) * ALIGNMENT
+    return found, end
+
+
+def kernel_boxes(
+    kernels: Mapping[str, tuple[Exchange, Kernel]],
+    place: int,
+    addresses: Sequence[int],
+    device: torch.device,
+    *,
+    spans: Sequence[torch.Tensor] = (),
+    held: Sequence[Any] = (),
+) -> dict[str, KernelBoxes]:
+    """What every kernel of one group is given.
+
+    Args:
+        place: of this rank in the group.
+        addresses: of the memory of every rank in the group, as this rank sees it.
+    """
+    starts, _ = offsets([exchange for exchange, _ in kernels.values()])
+    found = {}
+    for start, (name, (_, kernel)) in zip(starts, kernels.items(), strict=True):
+        words = torch.tensor([place, 0, *(a + start for a in addresses)], dtype=torch.int64, device=device)
+        turns = torch.zeros(kernel.grid[0], dtype=torch.int32, device=device)
+        found[name] = KernelBoxes(words, turns, tuple(spans), list(held))
+    return found
+
+
+def on_peers(nbytes: int, group: dist.ProcessGroup, device: torch.device) -> tuple[list[int], list[Any]]:
+    """Symmetric memory on every GPU of a group: addresses in the order of the group, and what holds the memory.
+
+    Raises:
+        InputError: a GPU cannot reach another one.
+    """
+    # The switch's multicast stays off: a process that dies while it is used can take the switch out of service for the whole host.
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+    from torch.distributed import _symmetric_memory as symmetric
+
+    memory = symmetric.empty(nbytes, dtype=torch.uint8, device=device)
+    memory.fill_(ABSENT)
+    torch.cuda.synchronize(device)
+    try:
+        handle = symmetric.rendezvous(memory, group)
+    except RuntimeError as error:
+        raise InputError(
+            f"GPUs cannot reach each other's memory: {str(error).splitlines()[0][:200]}",
+            hint="compile for a topology that says so: its links between these GPUs are no NVLink",
+        ) from error
+    return list(handle.buffer_ptrs), [memory, handle]
+
+
+class SharedFile:
+    """A file of shared memory for the ranks of one group, `nbytes` for each.
+
+    One rank makes it and tells the others `path`; when all have called `map`, it calls `unlink`.
+    """
+
+    def __init__(self, nbytes: int, ranks: int, path: str | None = None):
+        self.nbytes, self.ranks = max(nbytes, mmap.PAGESIZE), ranks
+        self._made = path is None
+        if path is None:
+            folder = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
+            path = str(Path(folder) / f"topo-opt-{secrets.token_hex(8)}")
+            with self._open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
+                self._reserve(file, path)
+        self.path = path
+
+    def _open(self, path: str, flags: int) -> Any:
+        try:
+            return os.fdopen(os.open(path, flags, 0o600), "r+b")
+        except OSError as error:
+            raise InputError(
+                f"the memory that ranks share can't be opened: {error.strerror} ({path})",
+                hint="ranks that exchange through the host's memory need one host and one /dev/shm",
+            ) from None
+
+    def _reserve(self, file: Any, path: str) -> None:
+        try:
+            os.posix_fallocate(file.fileno(), 0, self.nbytes * self.ranks)
+        except OSError as error:
+            os.unlink(path)
+            raise InputError(
+                f"{self.nbytes * self.ranks} bytes that ranks share can't be reserved: {error.strerror}",
+                hint=f"make {os.path.dirname(path)} larger (docker run --shm-size)",
+            ) from None
+
+    def map(self, device: torch.device) -> tuple[list[int], torch.Tensor, list[Any]]:
+        """Addresses of the part of every rank, all of the memory as a tensor, and what holds it.
+
+        Raises:
+            InputError: it cannot be mapped.
+        """
+        with self._open(self.path, os.O_RDWR) as file:
+            view = mmap.mmap(file.fileno(), self.nbytes * self.ranks)
+        memory = torch.frombuffer(view, dtype=torch.uint8)
+        if self._made:
+            memory.fill_(ABSENT)
+        held: list[Any] = [view, memory]
+        if device.type == "cuda":
+            held.append(_Registered(memory))
+        start = memory.data_ptr()
+        return [start + rank * self.nbytes for rank in range(self.ranks)], memory, held
+
+    def unlink(self) -> None:
+        """Takes the name away; the memory stays for those who have it."""
+        if self._made:
+            os.unlink(self.path)
+
+
+class _Registered:
+    """Host memory that the GPU can address, for as long as this lives."""
+
+    def __init__(self, memory: torch.Tensor):
+        self.memory, runtime = memory, torch.cuda.cudart()
+        code = int(runtime.cudaHostRegister(memory.data_ptr(), memory.numel(), _PORTABLE_AND_MAPPED))
+        if code:
+            raise InputError(
+                f"the driver does not map the memory that ranks share for the GPU (CUDA error {code})"
+            )
+
+    def __del__(self) -> None:
+        torch.cuda.cudart().cudaHostUnregister(self.memory.data_ptr())
