@@ -164,12 +164,22 @@ def test_positions_of_the_sequences_bound_the_keys(splits):
     close(run(source, values, 12), wanted)
 
 
-def test_blocks_that_reach_past_the_keys():
+@pytest.mark.parametrize("splits", [1, 4])
+def test_blocks_that_reach_past_the_keys(splits):
     values = [*inputs(keys=75), torch.tensor([74])]
-    source = kernel(values, tile={"splits": 4})
+    source = kernel(values, tile={"splits": splits})
     assert early(source)
     wanted = expected(*values[:3], ALL)
     close(run(source, values, 74), wanted)
+
+
+@pytest.mark.parametrize("written", [59, 60])
+def test_one_head_a_program_has_one_loop_too(written):
+    values = [*inputs(), torch.tensor([written])]
+    source = kernel(values, tile={"splits": 1, "pack": 1}, extra=", high = affine_map<(m, p) -> (m + 60)>")
+    assert early(source) and source.source.count("for n0") == 1
+    wanted = expected(*values[:3], torch.arange(KEYS) < 60)
+    close(run(source, values, written), wanted)
 
 
 def test_the_loop_leaves_the_written_row_out_wherever_its_loads_stand():
@@ -200,19 +210,17 @@ UNKNOWN = {
     "an index that is not complete": dict(marks="written = [array<i64: 1, 3, 2>, array<i64: 2, 3, 2>]"),
     "keys alone": dict(marks="written = [array<i64: 1, 3, 2>], settled = array<i64: 3>"),
     "another dimension than that of the keys": dict(dim=1),
-    "loops of their own for blocks that need no tests": dict(tile={"splits": 1}, extra=", high = affine_map<(m, p) -> (m + 60)>"),
+    "loads that the compiler does not request ahead": dict(tile={"stages": 1}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("options", UNKNOWN.values(), ids=UNKNOWN)
 def test_what_is_not_known_leaves_all_reads_behind_the_wait(options):
     values = [*inputs(), torch.tensor([3])]
-    if "high" in options.get("extra", ""):
-        options = options | {"tile": options["tile"] | {"pack": 1}}
     source = kernel(values, **options)
     body = source.source.split("def k_attention")[1]
     assert not early(source) and "tl.load" not in body[: body.index(WAIT)] and body.count(WAIT) == 1
-    wanted = expected(*values[:3], ALL if "extra" not in options else torch.arange(KEYS) < 60)
+    wanted = expected(*values[:3], ALL)
     close(run(source, values, 3), wanted)
 
 

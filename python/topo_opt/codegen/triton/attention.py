@@ -159,10 +159,10 @@ class _Attention(EarlyKeys):
             line(f"low = {start}tl.program_id(1) * {length}")
             line(f"high = tl.minimum(low + {length}, {last})")
             return [Bounds("low", "high", ragged, bounded)]
-        if self._has_one_loop:
-            return [Bounds(first, last, ragged, bounded)]
-        if bounded:
+        if bounded and self.pack == 1 and not self.bounded and not self.early:
             return self._regions(first, last, ragged)
+        if bounded or self.bounded or not ragged or self.early:
+            return [Bounds(first, last, ragged, bounded)]
         full_end = keys // self.block_n * self.block_n
         tail = Bounds(str(full_end), last, True, False)
         return [Bounds("0", str(full_end), False, False), tail] if full_end else [tail]

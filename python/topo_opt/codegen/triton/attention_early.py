@@ -48,15 +48,11 @@ class EarlyKeys(AttentionScores):
         """Arguments with the number of a key that the kernel in front writes, one or none; None where all reads must wait.
 
         They must where it is not known which keys are written, or where the masks and what the loop's bounds are read from are not
-        complete before the wait. Blocks of many rows wait as well: the loop around their asynchronous products stays as it is.
+        complete before the wait. Blocks of many rows wait as well: the loops around their asynchronous products stay as they are.
         """
-        kernel, problem = self.kernel, self.problem
-        if (
-            not kernel.pdl
-            or self.block_m > MOST_ROWS
-            or not self._has_one_loop
-            or kernel.attributes["tile"].get("tma", 0)
-        ):
+        kernel, problem, tile = self.kernel, self.problem, self.kernel.attributes["tile"]
+        requests_ahead = tile["stages"] > 1 and not tile.get("tma", 0)
+        if not kernel.pdl or not requests_ahead or self.block_m > MOST_ROWS or self.row_blocks > 1:
             return None
         found = [self._written_of(*row) for row in _ROWS]
         indices = frozenset[int]().union(*(f for f in found if f is not None))
@@ -87,12 +83,6 @@ class EarlyKeys(AttentionScores):
         return self.problem.node.operands[operand], self.problem.key_indices(
             self._symbol("b"), self._head, key, depth
         )
-
-    @property
-    def _has_one_loop(self) -> bool:
-        """Whether all blocks of keys are worked on alike."""
-        tested, ragged = self.range.is_bounded, bool(self.problem.keys % self.block_n)
-        return self.splits > 1 or self.bounded or (self.pack > 1 if tested else not ragged)
 
     def _define_written(self) -> None:
         """Writes `written`, the number of the written key; -1 for a row that does not exist, which no kernel writes."""
