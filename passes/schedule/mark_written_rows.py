@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from torch_mlir import ir
 from torch_mlir.dialects import func
@@ -37,12 +38,13 @@ class MarkWrittenRows(Pass):
 
     def apply(self, module) -> None:
         program = Program.read(module.operation)
+        written = cache(lambda kernel, result: _written_row(program.symbols[kernel].operation, result))
         calls: dict[str, list[_Call]] = {name: [] for name in sorted(program.of_families(FAMILIES))}
         for name, plan in program.plans.items():
             operations = _operations(program, name, plan)
             for number, node in enumerate(plan.nodes):
                 if node.kernel in calls:
-                    calls[node.kernel].append(_Call.find(program, plan, number, operations))
+                    calls[node.kernel].append(_Call.find(plan, number, operations, written))
         for name, found in calls.items():
             some = {row for call in found for row in call.rows}
             rows = {(a, dim) for a, dim in some if all((a, dim) in c.rows or a in c.complete for c in found)}
@@ -73,12 +75,17 @@ class _Call:
 
     @classmethod
     def find(
-        cls, program: Program, plan: Launches, number: int, operations: Mapping[int, ir.Operation]
+        cls,
+        plan: Launches,
+        number: int,
+        operations: Mapping[int, ir.Operation],
+        written: Callable[[str, int], _Row | None],
     ) -> _Call:
         """The call of a launch; no rows where it is not known that one is written, or which.
 
         Args:
             operations: the calls of kernels by the number of their launch.
+            written: the row of a kernel's result that is not as in one of its arguments, where it is one.
         """
         if not plan.is_behind_kernel(number):
             return cls(operations[number])
@@ -91,7 +98,7 @@ class _Call:
             if root not in front.outputs or position in rewritten or not plan.graph.covers_root(value):
                 continue
             result = front.outputs.index(root)
-            row = _written_row(program.symbols[front.kernel].operation, result)
+            row = written(front.kernel, result)
             if (
                 row is None
                 or (result, row.argument) not in front.inout
