@@ -175,7 +175,7 @@ def prefill(shape: DecoderShape, length: int) -> Callable[[str], Work]:
     return build
 
 
-def bert(batch: int, length: int) -> Callable[[str], Work]:
+def bert(batch: int, length: int, layers: int = 12) -> Callable[[str], Work]:
     """BERT-base, padded batch with an attention mask."""
 
     def build(device: str) -> Work:
@@ -184,7 +184,8 @@ def bert(batch: int, length: int) -> Callable[[str], Work]:
         class Encoder(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.model = BertModel(BertConfig(attn_implementation="sdpa"), add_pooling_layer=False)
+                config = BertConfig(num_hidden_layers=layers, attn_implementation="sdpa")
+                self.model = BertModel(config, add_pooling_layer=False)
 
             def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
                 return self.model(ids, attention_mask=mask).last_hidden_state
@@ -196,7 +197,9 @@ def bert(batch: int, length: int) -> Callable[[str], Work]:
                 torch.ones(batch, length, dtype=torch.long),
             )
         tokens = batch * length
-        flops = 12 * (2 * tokens * (4 * 768 * 768 + 2 * 768 * 3072) + 4 * batch * 12 * length * length * 64)
+        flops = layers * (
+            2 * tokens * (4 * 768 * 768 + 2 * 768 * 3072) + 4 * batch * 12 * length * length * 64
+        )
         return Work(module, (ids, mask), 0, flops)
 
     return build

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 
 import torch
-from bench_models import CASES
+from bench_models import CASES, Work
 from torch.export import ExportedProgram
 
 from topo_opt.frontend.ingest import ingest, parse
-from topo_opt.passes import pass_class
 from topo_opt.reference.binding import find_function
 from topo_opt.sharding.plan import plan_topology
 from topo_opt.sharding.plan_graph import PlanGraph
 from topo_opt.sharding.plan_reading import read_plan_graph
+from topo_opt.sharding.predict import prepare
 from topo_opt.topology import load
 
 MEASURED = {
@@ -37,21 +38,18 @@ MEASURED = {
     "qwen3moe-block-t32": 0.262,
     "qwen3moe-block-t2048": 0.504,
 }
-# What a compile does before it plans.
-BEFORE = ("topo-raise-rotary", "topo-raise-masks", "topo-count-recognised", "topo-bubble-up-slices")
 
 
 def planned_graph(program: ExportedProgram) -> PlanGraph:
     """The graph that a compile of the program plans for."""
     module = parse(ingest({"main": program}).module)
-    for name in BEFORE:
-        pass_class(name)().apply(module)
+    prepare(module)
     return read_plan_graph(find_function(module, "main"))
 
 
-def predicted_ms(case: str) -> float:
-    """Milliseconds of a case on one H200."""
-    work = CASES[case]("meta")
+def predicted_ms(build: Callable[[str], Work]) -> float:
+    """Milliseconds of a call on one H200."""
+    work = build("meta")
     with torch.no_grad():
         program = torch.export.export(work.module, work.inputs, strict=False)
     return plan_topology(planned_graph(program), load("h200-x1")).seconds * 1e3
@@ -60,7 +58,7 @@ def predicted_ms(case: str) -> float:
 def main() -> None:
     warnings.filterwarnings("ignore")
     for case in sys.argv[1:] or MEASURED:
-        found = predicted_ms(case)
+        found = predicted_ms(CASES[case])
         print(
             f"{case:24} measured {MEASURED[case]:7.4f} predicted {found:7.4f} {found / MEASURED[case] - 1:+7.1%}",
             flush=True,

@@ -151,8 +151,7 @@ def _optimize(arguments: argparse.Namespace, name: str, data: bytes, pipeline: G
     Raises:
         DiagnosedError: the input does not parse, or a pass or the verifier refused it.
     """
-    context = dialects.load(ir.Context())
-    context.allow_unregistered_dialects = arguments.allow_unregistered_dialect
+    context = _context(arguments)
     module = _parse_module(context, name, data)
     run_pipeline(
         build(pipeline, context),
@@ -163,6 +162,12 @@ def _optimize(arguments: argparse.Namespace, name: str, data: bytes, pipeline: G
     if arguments.verify_roundtrip:
         _check_roundtrip(module)
     return _print(module, bytecode=arguments.emit_bytecode, debug_info=arguments.mlir_print_debuginfo)
+
+
+def _context(arguments: argparse.Namespace) -> ir.Context:
+    context = dialects.load(ir.Context())
+    context.allow_unregistered_dialects = arguments.allow_unregistered_dialect
+    return context
 
 
 def _parse_module(context: ir.Context, name: str, data: bytes) -> ir.Module:

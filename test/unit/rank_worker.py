@@ -1,6 +1,7 @@
-"""The ranks of a test, a process each: `python rank_worker.py WORLD PORT FOLDER SCENARIO ...`.
+"""The ranks of a test, a process each: `python rank_worker.py WORLD FOLDER SCENARIO,... ...`.
 
-What rank r says is in the file said.r of the folder: behind a line with the name of each scenario one with what came of it.
+Each group of scenarios has ranks of its own, and all groups run at the same time: most of them wait for a limit. What rank r of group
+g says is in the file said.g.r of the folder: behind a line with the name of each scenario one with what came of it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -17,6 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import triton.language  # noqa: F401  here, once, and not in every rank
 
 import topo_opt
 from topo_opt.errors import TopoError
@@ -43,6 +46,19 @@ def generate(folder: Path) -> None:
     assert not program.fallbacks
     program.close()
     print(f"rank {RANK} holds {held} bytes", flush=True)
+
+
+def checked(folder: Path) -> None:
+    """What `topo-run --check` does on several ranks."""
+    from topo_opt.tools.run_check import check_variant
+
+    program = load(folder)
+    for name, function in program.plan.functions.items():
+        for variant in function.variants:
+            result = check_variant(program, name, variant)
+            assert result.passed and not result.fallback, result
+    program.close()
+    print("check passed", flush=True)
 
 
 def in_second_call(act: Callable[[], object]) -> Callable[[Path], None]:
@@ -159,6 +175,7 @@ def together(name: str) -> None:
 
 SCENARIOS: dict[str, Callable[[Path], None]] = {
     "generate": generate,
+    "check": checked,
     "wrong-weights": wrong_weights,
     "other-bundle": other_bundle,
     "no-bundle": no_bundle,
@@ -168,14 +185,14 @@ SCENARIOS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def run_rank(rank: int, world: int, port: str, folder: Path, names: list[str]) -> None:
-    """All scenarios, one after the other, as one rank."""
+def run_rank(rank: int, world: int, port: int, folder: Path, group: int, names: list[str]) -> None:
+    """All scenarios of a group, one after the other, as one rank. `NAME:FOLDER` has its bundle in a folder in the folder."""
     global RANK
     RANK = rank
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     signal.alarm(230)  # in place of a test that has given up
-    said = os.open(folder / f"said.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    said = os.open(folder / f"said.{group}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(said, 1)
     os.dup2(said, 2)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -183,7 +200,8 @@ def run_rank(rank: int, world: int, port: str, folder: Path, names: list[str]) -
     store.set(f"pid/{RANK}", str(os.getpid()))
     for name in names:
         print(f"-- {name}", flush=True)
-        SCENARIOS[name](folder)
+        scenario, _, below = name.partition(":")
+        SCENARIOS[scenario](folder / below)
         if name.endswith("-stopped") and RANK == 0:
             os.kill(int(store.get("pid/1")), signal.SIGCONT)
         if name.endswith("-killed"):
@@ -195,15 +213,21 @@ def run_rank(rank: int, world: int, port: str, folder: Path, names: list[str]) -
         store.wait([f"out/{r}" for r in range(dist.get_world_size())])
 
 
-def main(world: int, port: str, folder: Path, names: list[str]) -> int:
-    """Starts the ranks as children, which have imported everything already; 0 when those have ended well that should."""
-    children = []
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def start_ranks(world: int, folder: Path, group: int, names: list[str]) -> list[int]:
+    """Starts the ranks of a group as children, which have imported everything already."""
+    children, port = [], free_port()
     for rank in range(world):
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                run_rank(rank, world, port, folder, names)
+                run_rank(rank, world, port, folder, group, names)
                 code = 0
             except BaseException:
                 traceback.print_exc()
@@ -213,13 +237,24 @@ def main(world: int, port: str, folder: Path, names: list[str]) -> int:
                 # Without the destructors of process groups, which wait for what the ranks of failed programs have left.
                 os._exit(code)
         children.append(child)
+    return children
+
+
+def end_ranks(children: list[int], names: list[str]) -> bool:
+    """Waits for the ranks of a group; whether those have ended well that should."""
     awaited = children[:1] if any(name.endswith("-killed") for name in names) else children
     codes = [os.waitpid(child, 0)[1] for child in awaited]
     for child in children[len(awaited) :]:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    return int(any(codes))
+    return not any(codes)
+
+
+def main(world: int, folder: Path, groups: list[list[str]]) -> int:
+    """Runs all groups; 0 when they have ended well."""
+    started = [(start_ranks(world, folder, group, names), names) for group, names in enumerate(groups)]
+    return int(not all([end_ranks(children, names) for children, names in started]))
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), sys.argv[4:]))
+    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2]), [group.split(",") for group in sys.argv[3:]]))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from lowering import lowered
 from sharded import RECOGNISE, check_equal, partitioned
+from test_ranks import start
 from torch import nn
 from torch_mlir import ir
 
@@ -239,21 +238,6 @@ def test_fewer_elements_than_devices_are_refused(tmp_path: Path) -> None:
     assert "over y (2 devices) it can be split" in message
 
 
-def test_two_ranks_with_padding_compute_as_one_does(tmp_path: Path) -> None:
-    """A bundle in two processes, weights, a state and inputs with padding, against the program as PyTorch runs it."""
-    torch.manual_seed(0)
-    program = torch.export.export(Language().eval(), (torch.randint(0, 101, (3, 7)),), strict=False)
-    patterns = ("embed.weight=x,_", "up.weight=x,_", "ids=x,_", "seen=x")
-    options = driver.Options("cpu", mesh="x=2", shard=patterns, tune="off")
-    driver.compile({"main": program}, options, tmp_path / "bundle")
-    buffers = json.loads((tmp_path / "bundle" / "plan.json").read_text())["functions"]["main"]["variants"][0][
-        "buffers"
-    ]
-    held = {b["name"]: (b["shape"], b["whole"]) for b in buffers if b.get("whole")}
-    assert held["embed.weight"] == ([51, 15], [101, 15]) and held["ids"] == ([2, 7], [3, 7])
-    _check_in_two_processes(tmp_path / "bundle")
-
-
 class Routed(nn.Module):
     """Each row times the matrix of the expert that it picks."""
 
@@ -266,27 +250,42 @@ class Routed(nn.Module):
         return torch.bmm(self.matrices[expert], x.unsqueeze(-1)).squeeze(-1)
 
 
-@pytest.mark.parametrize("rows", [7, 1])
-def test_two_ranks_compute_the_rows_of_their_experts(tmp_path: Path, rows: int) -> None:
+BUNDLES = {
+    "language": (Language, lambda: torch.randint(0, 101, (3, 7)), ("embed.weight=x,_", "up.weight=x,_", "ids=x,_", "seen=x")),
+    "seven-rows": (Routed, lambda: torch.randn(7, 16), ("matrices=x,_,_",)),
+    "one-row": (Routed, lambda: torch.randn(1, 16), ("matrices=x,_,_",)),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def in_two_processes(tmp_path_factory) -> tuple[Path, dict[str, str]]:
+    """A folder with these bundles for two ranks, and what two processes say that check them against float64 and eager."""
+    folder = tmp_path_factory.mktemp("padding")
+    for name, (module, argument, patterns) in BUNDLES.items():
+        torch.manual_seed(0)
+        whole, given = module().eval().requires_grad_(False), argument()
+        options = driver.Options("cpu", mesh="x=2", shard=patterns, tune="off")
+        program = torch.export.export(whole, (given,), strict=False)
+        driver.compile({"main": program}, options, folder / name / "bundle")
+    checks = start(folder, 2, ",".join(f"check:{name}" for name in BUNDLES))
+    return folder, {name: checks[0][f"check:{name}"] for name in BUNDLES}
+
+
+def test_two_ranks_with_padding_compute_as_one_does(in_two_processes) -> None:
+    """A bundle in two processes, weights, a state and inputs with padding, against the program as PyTorch runs it."""
+    folder, said = in_two_processes
+    plan = json.loads((folder / "language" / "bundle" / "plan.json").read_text())
+    buffers = plan["functions"]["main"]["variants"][0]["buffers"]
+    held = {b["name"]: (b["shape"], b["whole"]) for b in buffers if b.get("whole")}
+    assert held["embed.weight"] == ([51, 15], [101, 15]) and held["ids"] == ([2, 7], [3, 7])
+    assert "check passed" in said["language"]
+
+
+@pytest.mark.parametrize("name", ["seven-rows", "one-row"])
+def test_two_ranks_compute_the_rows_of_their_experts(in_two_processes, name: str) -> None:
     """Five experts over two devices. Of many rows a kernel leaves those of others as they were, of a few it computes something."""
-    torch.manual_seed(0)
-    program = torch.export.export(
-        Routed().eval().requires_grad_(False), (torch.randn(rows, 16),), strict=False
-    )
-    options = driver.Options("cpu", mesh="x=2", shard=("matrices=x,_,_",), tune="off")
-    driver.compile({"main": program}, options, tmp_path / "bundle")
-    kernels = [path.name for path in (tmp_path / "bundle" / "kernels").iterdir()]
-    assert any(name.startswith("k_experts") for name in kernels)
-    assert any(name.startswith("k_group_rows") for name in kernels) == (rows == 7)
-    _check_in_two_processes(tmp_path / "bundle")
-
-
-def _check_in_two_processes(bundle: Path) -> None:
-    """`torchrun ... topo-run --check`: results on two ranks against float64 and eager."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    found = subprocess.run(
-        [*command, "-m", "topo_opt.tools.run", str(bundle), "--check"],
-        capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert "check passed" in found.stdout
+    folder, said = in_two_processes
+    kernels = [path.name for path in (folder / name / "bundle" / "kernels").iterdir()]
+    assert any(kernel.startswith("k_experts") for kernel in kernels)
+    assert any(kernel.startswith("k_group_rows") for kernel in kernels) == (name == "seven-rows")
+    assert "check passed" in said[name]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -168,18 +169,29 @@ def test_every_choice_is_explained() -> None:
     assert {c["outcome"] for c in found.candidates} >= {"fits"}
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "llama1b-decode-b1",
-        "llama1b-decode-b8",
-        "bert-base-8x512",
-        "qwen3moe-block-t1",
-        "qwen3moe-block-t2048",
-    ],
-)
+def _llama(batch: int, layers: int) -> Callable[[str], bench_models.Work]:
+    return bench_models.decode(replace(bench_models.LLAMA_1B, layers=layers), batch, 1024)
+
+
+LAYERED = {
+    "llama1b-decode-b1": (bench_models.LLAMA_1B.layers, partial(_llama, 1)),
+    "llama1b-decode-b8": (bench_models.LLAMA_1B.layers, partial(_llama, 8)),
+    "bert-base-8x512": (12, partial(bench_models.bert, 8, 512)),
+}
+
+
+@pytest.mark.parametrize("case", LAYERED)
 def test_one_device_takes_what_was_measured(case: str) -> None:
-    assert predicted.predicted_ms(case) == pytest.approx(predicted.MEASURED[case], rel=0.15)
+    """Layers are alike: a model takes the time of one layer with all around it, and for each further one what the second adds."""
+    layers, build = LAYERED[case]
+    one, two = (predicted.predicted_ms(build(layers=n)) for n in (1, 2))
+    assert one + (layers - 1) * (two - one) == pytest.approx(predicted.MEASURED[case], rel=0.15)
+
+
+@pytest.mark.parametrize("case", ["qwen3moe-block-t1", "qwen3moe-block-t2048"])
+def test_a_block_of_experts_takes_what_was_measured(case: str) -> None:
+    found = predicted.predicted_ms(bench_models.CASES[case])
+    assert found == pytest.approx(predicted.MEASURED[case], rel=0.15)
 
 
 def test_two_of_eight_devices_are_two_with_a_link() -> None:
