@@ -34,7 +34,7 @@ def write(compilation: Compilation, resources: Mapping[str, Any], summary: Repor
     """
     from topo_opt.codegen.bundle import write_bundle
     from topo_opt.codegen.plan import build_plan
-    from topo_opt.report_page import page
+    from topo_opt.report_page.page import page
 
     _require_all_split(compilation)
     with compilation.options.phase("write"):

@@ -332,12 +332,15 @@ def compile(sources: Mapping[str, Source], options: Options, out: Path) -> Finis
     """
     from topo_opt import report
     from topo_opt.bundle_output import write
+    from topo_opt.sharding.predict import of_compilation as predict
 
     check_bundle_folder(out)
     compilation = with_kernels(sources, options)
     require_nothing_left(compilation)
     resources = _measure(compilation)
-    summary = report.build(compilation, resources)
+    with options.phase("predict"):
+        predictions = predict(compilation)
+    summary = report.build(compilation, resources, predictions)
     return Finished(write(compilation, resources, summary, out), summary, compilation.plans)
 
 

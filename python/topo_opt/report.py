@@ -17,6 +17,7 @@ from topo_opt.codegen.triton.pack import is_pack, members_of
 from topo_opt.driver import Compilation, callees, kernels, plan_functions
 from topo_opt.errors import Remark
 from topo_opt.estimate import declared_traffic, work_of
+from topo_opt.prediction import Prediction
 from topo_opt.tuning.records import Choice
 
 SCHEMA = 1
@@ -61,7 +62,7 @@ class KernelRow:
 class FunctionRow:
     """One function at one bucket. `kernels`: launches, `aten`: calls left to ATen; `whole`: run as an ATen program.
 
-    `collectives`: those of one rank, where the model is split over several.
+    `collectives`: those of one rank, where the model is split over several. `unpredicted` says why there is no prediction.
     """
 
     function: str
@@ -72,6 +73,8 @@ class FunctionRow:
     floor_ns: float
     whole: bool
     collectives: int = 0
+    predicted: Prediction | None = None
+    unpredicted: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,16 @@ class Report:
         return {"schema": SCHEMA, **asdict(self)}
 
 
-def build(compilation: Compilation, resources: Mapping[str, Any] | None = None) -> Report:
+def build(
+    compilation: Compilation,
+    resources: Mapping[str, Any] | None = None,
+    predictions: Mapping[str, Prediction | str] | None = None,
+) -> Report:
     """The report of a compile whose kernels have been formed.
 
     Args:
         resources: kernel symbol -> registers, spills and shared memory, where the ahead-of-time compile has run.
+        predictions: function symbol -> the time of a call, or why none is predicted; None where nothing was asked for.
     """
     device = compilation.options.machine.primary
     launches: Counter[str] = Counter()
@@ -120,7 +128,7 @@ def build(compilation: Compilation, resources: Mapping[str, Any] | None = None) 
     return Report(
         compilation.options.machine.name,
         compilation.options.level,
-        tuple(_function_rows(compilation, floors, device.launch.eager_ns.value)),
+        tuple(_function_rows(compilation, floors, device.launch.eager_ns.value, predictions or {})),
         shared,
         tuple(compilation.remarks),
         {"mode": tuned.mode, "notes": tuned.notes}
@@ -206,21 +214,28 @@ def _aten_rows(compilation: Compilation, launches: Counter[str]) -> Iterator[Ker
 
 
 def _function_rows(
-    compilation: Compilation, floors: Mapping[str, float], eager_ns: float
+    compilation: Compilation,
+    floors: Mapping[str, float],
+    eager_ns: float,
+    predictions: Mapping[str, Prediction | str],
 ) -> Iterator[FunctionRow]:
     bodies = dict(plan_functions(compilation.module))
     for variant in compilation.variants:
         if variant.symbol is None:
-            yield FunctionRow(variant.function, variant.bucket, 0, 0, 0, 0.0, True)
+            whole = "left to ATen as a whole"
+            yield FunctionRow(variant.function, variant.bucket, 0, 0, 0, 0.0, True, unpredicted=whole)
             continue
         calls = list(callees(bodies[variant.symbol], at_load=False))
         called = [c for c in calls if c in floors]
         formed = [c for c in called if not c.startswith("aten.")]
         floor_ns = round(sum(floors[c] for c in called), 1)
         aten = len(called) - len(formed)
+        found = predictions.get(variant.symbol, "no prediction was asked for")
         yield FunctionRow(
             variant.function, variant.bucket, len(formed), len(set(formed)), aten, floor_ns, False,
             sum(c.startswith("collective.") for c in calls),
+            found if isinstance(found, Prediction) else None,
+            found if isinstance(found, str) else None,
         )  # fmt: skip
 
 

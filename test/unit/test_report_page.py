@@ -120,7 +120,7 @@ def test_sizes(nbytes, text):
 def test_text_of_a_model_cannot_become_markup():
     from topo_opt.errors import Remark
     from topo_opt.report import Report
-    from topo_opt.report_page import page
+    from topo_opt.report_page.page import page
     from topo_opt.runtime.plan import SCHEMA, Plan
 
     remark = Remark("left-to-aten", "aten.<script>alert(1)</script>", "a & b", None)
@@ -137,3 +137,49 @@ def test_processes_on_a_cpu_are_no_devices_of_the_topology(tmp_path):
     assert "Memory of each of 2 devices" in text and re.search(
         "<td>(all_reduce|reduce_scatter|all_gather)</td>", text
     )
+
+
+def test_the_prediction_is_that_of_the_plan_in_parts(bundle):
+    folder, done = bundle
+    (plan,) = done.plans
+    (row,) = json.loads((folder / "report.json").read_text())["functions"]
+    found = row["predicted"]
+    parts = ("kernel_seconds", "launch_seconds", "collective_seconds", "call_seconds")
+    assert found["seconds"] == pytest.approx(plan.seconds, rel=1e-9)
+    assert found["seconds"] == pytest.approx(sum(found[p] for p in parts), rel=1e-9)
+    assert found["collectives"] == len(list(collectives(plan))) > 0
+    assert found["collective_seconds"] == pytest.approx(sum(c.seconds for c in collectives(plan)), rel=1e-9)
+    assert (found["devices"], found["model"]) == (2, "NVIDIA H200 SXM")
+
+
+def test_functions_that_are_planned_together_have_times_of_their_own(tmp_path):
+    module = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).eval()
+    few, many = (torch.export.export(module, (torch.randn(n, 64),)) for n in (8, 512))
+    pins = {"pin": "0.weight=x,_;2.weight=_,x"}
+    options = driver.Options(topology="h200-x2", mesh="x=2", planner=pins, pack_weights=False, tune="off")
+    done = driver.compile({"few": few, "many": many}, options, tmp_path / "out")
+    (plan,) = done.plans
+    one, other = (row.predicted for row in done.report.functions)
+    assert one.seconds < other.seconds and one.collectives == other.collectives > 0
+    # Both start a call, of which the plan has one.
+    assert one.seconds + other.seconds - other.call_seconds == pytest.approx(plan.seconds, rel=1e-9)
+
+
+def test_a_program_of_one_device_has_a_prediction(tmp_path):
+    program = torch.export.export(nn.Linear(64, 64).eval(), (torch.randn(4, 64),))
+    options = driver.Options(topology="h200-x2", tune="off")
+    (row,) = driver.compile({"main": program}, options, tmp_path / "out").report.functions
+    assert (row.predicted.devices, row.predicted.collectives, row.predicted.launches) == (1, 0, 1)
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert "Parts of the prediction" in text and "no prediction" not in text.lower()
+
+
+def test_why_there_is_no_prediction(tmp_path):
+    program = torch.export.export(nn.Linear(16, 16).eval(), (torch.randn(4, 16),))
+    options = driver.Options(topology="cpu", mesh="x=2", shard=("weight=_,x",), tune="off")
+    (row,) = driver.compile({"main": program}, options, tmp_path / "out").report.functions
+    assert (
+        row.predicted is None
+        and row.unpredicted == "how tensors are split was given, and nothing was planned"
+    )
+    assert f"<td>{row.unpredicted}</td>" in (tmp_path / "out" / "report.html").read_text()

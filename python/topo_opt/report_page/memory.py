@@ -13,6 +13,7 @@ KINDS = {
     "prepared": "repacked weights",
     "arena": "intermediates",
     "zeroed": "scratch",
+    "boxes": "boxes for other devices",
     "io": "inputs and results",
 }
 """Kind -> what the page calls it, in the order of the bar."""
@@ -44,7 +45,8 @@ def parts(plan: Plan, capacity: int) -> list[Part]:
             arena = max(arena, variant.arena_bytes)
             zeroed = max(zeroed, variant.zeroed_bytes)
             io = max(io, sum(b.nbytes for b in variant.buffers if b.kind in ("input", "output")))
-    totals = {"arena": arena, "zeroed": zeroed, "io": io}
+    boxes = sum(k.exchange.nbytes for k in plan.kernels.values() if k.exchange is not None)
+    totals = {"arena": arena, "zeroed": zeroed, "io": io, "boxes": boxes}
     for (kind, _), nbytes in stored.items():
         totals[kind] = totals.get(kind, 0) + nbytes
     return [

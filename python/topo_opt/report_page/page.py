@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from topo_opt.report_page import times
 from topo_opt.report_page.links import busy, by_kind, traffic
 from topo_opt.report_page.memory import parts, size_text
+from topo_opt.runtime import strict_json
 from topo_opt.runtime.plan import Plan as Program
 from topo_opt.sharding.explain import explain
 from topo_opt.sharding.plan import Plan
@@ -53,6 +55,7 @@ def page(report: Report, program: Program, topology: Topology, plans: Sequence[P
         picture=None if plans else Markup(draw(topology)),
         plans=[_plan(plan, topology) for plan in plans],
         most=MOST_ROWS,
+        times=Markup(f"{times.BEGIN}\n{times.section(strict_json.encode(report.as_json()))}{times.END}"),
     )
 
 

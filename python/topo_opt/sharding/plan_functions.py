@@ -69,5 +69,6 @@ def join(functions: Sequence[PlanGraph]) -> Joined:
         ]
         places.append(tuple(place))
         ranges.append(range(first, len(ops)))
-    graph = PlanGraph(ops, values, " and ".join(f.name for f in functions))
+    parts = tuple((f.name, r) for f, r in zip(functions, ranges, strict=True))
+    graph = PlanGraph(ops, values, " and ".join(f.name for f in functions), parts=parts)
     return Joined(graph, tuple(functions), tuple(ranges), tuple(places))

@@ -134,13 +134,15 @@ class PlanValue:
 class PlanGraph:
     """Operations in program order, and values; `name` is that of the function.
 
-    `kinds[i]` is a number that operation i shares with those of equal signature.
+    `kinds[i]` is a number that operation i shares with those of equal signature. `parts` are the functions that were joined, each
+    with its operations.
     """
 
     ops: list[PlanOp]
     values: list[PlanValue]
     name: str = "main"
     kinds: list[int] = field(default_factory=list)
+    parts: tuple[tuple[str, range], ...] = ()
 
     def __post_init__(self) -> None:
         numbers: dict[object, int] = {}
@@ -154,6 +156,11 @@ class PlanGraph:
             for result in op.results:
                 if result >= 0:
                     self.values[result].producer = index
+
+    @property
+    def functions(self) -> tuple[tuple[str, range], ...]:
+        """Name and operations of every function of the graph."""
+        return self.parts or ((self.name, range(len(self.ops))),)
 
     @property
     def arguments(self) -> list[int]:
