@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._export import utils as export_utils
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -14,6 +15,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 def _own_tuning_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What was measured on this machine must not decide a test."""
     os.environ["TOPO_OPT_TUNING_CACHE"] = str(tmp_path_factory.mktemp("tuning"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _composite_ops_once() -> None:
+    """Decomposing a program makes torch go through all of its composite ops once for each of 27 namespaces: a quarter of what
+    lowering a small program takes. Here it does so again only where the dispatcher has got other ones."""
+    materialize = export_utils._materialize_cpp_cia_ops
+    known: list[str] = []
+
+    def only_new() -> None:
+        ops = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+        if ops != known:
+            materialize()
+            known[:] = ops
+
+    export_utils._materialize_cpp_cia_ops = only_new
 
 
 @pytest.fixture(autouse=True)
