@@ -44,6 +44,11 @@ def _parser() -> argparse.ArgumentParser:
         "--compare", metavar="LIST", default="", help="with --bench: eager,inductor,inductor-max-autotune"
     )
     parser.add_argument(
+        "--page",
+        metavar="FILE",
+        help="with --bench: write the bundle's report with measured beside predicted times, as HTML",
+    )
+    parser.add_argument(
         "--inputs", metavar="FILE", help="safetensors file with inputs by name (default: made up)"
     )
     parser.add_argument(
@@ -78,8 +83,12 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     from topo_opt.runtime.bundle import open_bundle
 
-    plan = open_bundle(arguments.bundle, verify_weights=False).plan
-    with run_ranks.connected(plan, arguments.device, arguments.timeout):
+    bundle = open_bundle(arguments.bundle, verify_weights=False)
+    if arguments.page is not None:
+        from topo_opt.tools.run_page import check_page
+
+        check_page(bundle, arguments.page)
+    with run_ranks.connected(bundle.plan, arguments.device, arguments.timeout):
         return _run_program(arguments)
 
 
@@ -272,11 +281,17 @@ def _bench(program: Program, selected: list[tuple[str, Variant]], arguments: arg
     from topo_opt.tools.run_tables import show
 
     peers, given = run_arguments.peers_of(arguments.compare), _given(arguments, selected)
+    measured = []
     for function, variant in selected:
         b = bench_variant(program, function, variant, compare=peers, seed=arguments.seed, given=given)
         floor = f", floor {b.floor_ms:.4g} ms" if b.floor_ms is not None else ""
         title = f"{variant.symbol} ({_bucket(variant)}): {b.kernels} launches, {b.nbytes / 1e6:.4g} MB{floor}"
         show(title, COLUMNS, b.rows())
+        measured.append((function, variant, b))
+    if arguments.page is not None:
+        from topo_opt.tools.run_page import write_page
+
+        write_page(program, measured, arguments.page)
 
 
 def _call(program: Program, selected: list[tuple[str, Variant]], arguments: argparse.Namespace) -> None:

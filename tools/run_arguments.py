@@ -24,6 +24,14 @@ def check(arguments: argparse.Namespace) -> None:
         if not arguments.bench:
             raise OptionError("--compare says what --bench times beside the program", hint="add --bench")
         peers_of(arguments.compare)
+    if arguments.page is not None:
+        if not arguments.bench:
+            raise OptionError("--page shows what --bench measures", hint="add --bench")
+        if arguments.page in ("", "-"):
+            raise OptionError(
+                f"--page is {arguments.page!r}, expected a file: tables go to standard output",
+                hint="give a name such as times.html",
+            )
 
 
 def bucket_of(text: str | None) -> dict[str, int]:

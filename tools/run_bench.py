@@ -4,19 +4,26 @@ The floor is the larger of two times: reading the weights, state and inputs once
 bandwidth; doing the arithmetic at the measured rate of a large bf16 matrix product.
 """
 
+from __future__ import annotations
+
+import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
-from topo_opt.errors import TopoError
+from topo_opt.errors import InputError, TopoError
 from topo_opt.runtime.cuda import CudaExecutor
 from topo_opt.runtime.plan import KernelStep, Variant
 from topo_opt.runtime.program import Program
 from topo_opt.runtime.sample_inputs import sample_leaves
+
+if TYPE_CHECKING:
+    from topo_opt.runtime.ranks import Ranks
 
 MODES: dict[str, dict[str, Any] | None] = {
     "eager": None,
@@ -24,11 +31,16 @@ MODES: dict[str, dict[str, Any] | None] = {
     "inductor-max-autotune": {"mode": "max-autotune"},
 }
 BENCH_S = 0.5
+IN_A_ROW = 10
+"""Calls between two events where several GPUs work together: they don't begin at the same moment, which counts once."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One contender: median and the 10th and 90th percentile in milliseconds; `first_s` is compile and first call."""
+    """One contender: median and the 10th and 90th percentile in milliseconds; `first_s` is compile and first call.
+
+    Of a program for several ranks they are the slowest rank's.
+    """
 
     name: str
     median_ms: float | None
@@ -82,11 +94,17 @@ def bench_variant(
     seed: int = 0,
     given: Mapping[str, torch.Tensor] | None = None,
 ) -> Benchmark:
-    """Times one variant and its peers, which are of `MODES`. The program's state is left as it was.
+    """Times one variant and its peers, which are of `MODES`. The program's state is left as it was. All ranks must do this together.
 
     Raises:
         TopoError: the variant fell back to ATen, so there is nothing of ours to time.
+        InputError: peers were asked for where there are several ranks.
     """
+    if compare and program.ranks is not None:
+        raise InputError(
+            f"'{compare[0]}' runs on one device, the bundle is for {program.ranks.count} ranks",
+            hint="leave out --compare, or compile the model for one device",
+        )
     leaves = sample_leaves(program.whole_inputs(variant).inputs, program.device, seed, given)
     before = {name: t.clone() for name, t in program.state.items()}
     try:
@@ -116,7 +134,7 @@ def _ours(program: Program, function: str, variant: Variant, leaves: list[Any]) 
     first = time.perf_counter() - start
     if sum(program.fallbacks.values()) > before:
         raise TopoError(f"{variant.symbol} ran as eager ATen: {next(reversed(program.fallbacks))}")
-    return Timing("topo-opt", *measure(lambda: program.call_flat(function, leaves), program.device), first)
+    return Timing("topo-opt", *_timed(program, lambda: program.call_flat(function, leaves)), first)
 
 
 def _replay(program: Program, variant: Variant) -> list[Timing]:
@@ -124,9 +142,7 @@ def _replay(program: Program, variant: Variant) -> list[Timing]:
     if not isinstance(program.executor, CudaExecutor):
         return []
     graph = "graph replay" if program.executor.status(variant).graph else "launches"
-    return [
-        Timing(f"topo-opt ({graph})", *measure(program.executor.replay_call(variant), program.device), 0.0)
-    ]
+    return [Timing(f"topo-opt ({graph})", *_timed(program, program.executor.replay_call(variant)), 0.0)]
 
 
 class PeerModule(torch.nn.Module):
@@ -182,6 +198,55 @@ def _peer(program: Program, function: str, mode: str, leaves: list[Any]) -> Timi
         return Timing(
             mode, None, None, None, time.perf_counter() - start, f"{type(error).__name__}: {text[0][:120]}"
         )
+
+
+def _timed(program: Program, call: Callable[[], Any]) -> tuple[float, float, float]:
+    if program.ranks is None:
+        return measure(call, program.device)
+    return measure_together(call, program.ranks, program.device)
+
+
+def measure_together(
+    call: Callable[[], Any], ranks: Ranks, device: torch.device
+) -> tuple[float, float, float]:
+    """As `measure`, by all ranks, which make equally many calls; the times of the rank with the largest median.
+
+    On GPUs the L2 cache is as calls in a row leave it.
+
+    Raises:
+        RankFailure: another rank has failed or died.
+    """
+    in_a_row = IN_A_ROW if device.type == "cuda" else 1
+    with torch.no_grad():
+        first = statistics.median(_sample(call, ranks, device, in_a_row) for _ in range(3))
+        slowest = max(map(float, ranks.agree(None, "agreeing on a number of calls", repr(first)).values()))
+        count = max(3, min(1000, int(BENCH_S * 1000 / (slowest * in_a_row))))
+        times = sorted(_sample(call, ranks, device, in_a_row) for _ in range(count))
+    mine = statistics.median(times), times[len(times) // 10], times[-1 - len(times) // 10]
+    every = ranks.agree(None, "comparing times", json.dumps(mine))
+    median, low, high = max(json.loads(text) for text in every.values())
+    return median, low, high
+
+
+def _sample(call: Callable[[], Any], ranks: Ranks, device: torch.device, in_a_row: int) -> float:
+    """Milliseconds of one call, from when all ranks are there."""
+    try:
+        dist.barrier(group=ranks.control)
+    except RuntimeError:
+        # A connection that breaks says less than what the other rank has left behind.
+        ranks.agree(None, "starting a timed call")
+        raise
+    if device.type != "cuda":
+        start = time.perf_counter()
+        call()
+        return (time.perf_counter() - start) * 1000
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(in_a_row):
+        call()
+    end.record()
+    torch.cuda.synchronize(device)
+    return float(begin.elapsed_time(end)) / in_a_row
 
 
 def measure(call: Callable[[], Any], device: torch.device) -> tuple[float, float, float]:

@@ -47,6 +47,8 @@ WRONG = [
     (run, ["b", "--device", "toaster"], "'toaster' is not a device"),
     (run, ["b", "--compare", "eager"], "--compare says what --bench times"),
     (run, ["b", "--bench", "--compare", "jax"], "--compare does not know 'jax'"),
+    (run, ["b", "--page", "times.html"], "--page shows what --bench measures"),
+    (run, ["b", "--bench", "--page", "-"], "--page is '-', expected a file"),
     (hw, ["draw"], "invalid choice: 'draw'"),
     (hw, ["list", "--devices", "--links"], "not allowed with argument"),
     (hw, ["import", "dump.txt", "--name", "9 lives", "-o", "-"], "'9 lives' cannot name a topology"),

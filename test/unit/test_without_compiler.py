@@ -8,6 +8,8 @@ import sys
 import pytest
 import test_bundle
 
+from topo_opt.report_page import times
+
 RUN_NEEDS_NOT = ("pydantic", "networkx", "highspy", "jinja2", "rich", "defusedxml")
 RUNS = """
 import sys
@@ -23,6 +25,9 @@ for options in (["--check", "--kernels"], ["--bench"]):
     assert run.main([folder, "--device", "cpu", "--random-weights", "1", *options]) == 0, options
 ours = ["topo_opt." + name for name in ("codegen", "frontend", "passes", "dialects", "pipeline", "topology")]
 found = [m for m in sys.modules if m.split(".")[0] in needs_not or ".".join(m.split(".")[:2]) in ours]
+assert not found, found
+assert run.main([folder, "--device", "cpu", "--random-weights", "1", "--bench", "--page", sys.argv[4] + ".html"]) == 0
+found = [m for m in sys.modules if ".".join(m.split(".")[:2]) in ours]
 assert not found, found
 
 import topo_opt.collectives, topo_opt.sharding, topo_opt.topology
@@ -73,12 +78,17 @@ def without(tmp_path):
 
 
 def test_running_and_measuring_need_no_compiler(without, tmp_path):
-    folder = test_bundle.write(tmp_path / "bundle")
+    folder = test_bundle.write(
+        tmp_path / "bundle",
+        report={"functions": [{"function": "decode", "bucket": {}, "unpredicted": "made by hand"}]},
+        page=f"{times.BEGIN}{times.END}",
+    )
     dump = os.path.join(os.path.dirname(__file__), "dumps", "h200x2_smi.txt")
     out = tmp_path / "out.json"
     ended = without(RUNS, folder, ",".join(RUN_NEEDS_NOT), dump, out)
     assert ended.returncode == 0, ended.stderr
     assert "check passed" in ended.stdout and "hgx-h100-x8" in ended.stdout
+    assert "<td>direct call</td>" in (tmp_path / "out.json.html").read_text()
     measured = json.loads(out.read_text())["measured"]
     assert measured["gemms"] and measured["copies"]
 
