@@ -55,6 +55,7 @@ def k_attention_9f26031f91(in0, in1, in2, in3, in4, out0, part_acc, part_best, p
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)
+    weight_sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     query = tl.zeros((BLOCK_M, BLOCK_D), tl.bfloat16)
     at = 0
     ns = at + tl.arange(0, 256)[None, :]
@@ -109,7 +110,8 @@ def k_attention_9f26031f91(in0, in1, in2, in3, in4, out0, part_acc, part_best, p
         shift24 = tl.where(new_best == float("-inf"), 0.0, new_best)
         weights = tl.exp2(qk23 * 0.18033688011112042 - shift24[:, None])
         decay = tl.exp2(best - shift24)
-        total = total * decay + tl.sum(weights, 1)
+        total = total * decay
+        weight_sums = weight_sums * decay[:, None] + weights
         acc = acc * decay[:, None]
         c25 = nv != written
         i26 = b * 32768 + g * 16384 + nv * 64 + e
@@ -118,6 +120,7 @@ def k_attention_9f26031f91(in0, in1, in2, in3, in4, out0, part_acc, part_best, p
         best = new_best
         allowed = allowed_next
     gdc_wait()
+    total += tl.sum(weight_sums, 1)
     slot = (pid * 8 + tl.program_id(1)) * 4
     lane = tl.arange(0, BLOCK_M)
     tl.store(part_best + slot + lane, best, mask=lane < 4)

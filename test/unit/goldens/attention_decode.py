@@ -28,6 +28,7 @@ def k_attention(in0, in1, in2, in3, out0, part_acc, part_best, part_total, arriv
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)
+    weight_sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     at = 0
     ns = at + tl.arange(0, 1024)[None, :]
     a3 = tl.load(in3 + ns)
@@ -58,13 +59,15 @@ def k_attention(in0, in1, in2, in3, out0, part_acc, part_best, part_total, arriv
         shift12 = tl.where(new_best == float("-inf"), 0.0, new_best)
         weights = tl.exp2(qk11 * 0.18033688011112042 - shift12[:, None])
         decay = tl.exp2(best - shift12)
-        total = total * decay + tl.sum(weights, 1)
+        total = total * decay
+        weight_sums = weight_sums * decay[:, None] + weights
         acc = acc * decay[:, None]
         i13 = g * 65536 + nv * 64 + e
         a14 = tl.load(in2 + i13)
         acc = tl.dot(weights.to(tl.bfloat16), a14, acc)
         best = new_best
         allowed = allowed_next
+    total += tl.sum(weight_sums, 1)
     slot = (pid * 32 + tl.program_id(1)) * 4
     lane = tl.arange(0, BLOCK_M)
     tl.store(part_best + slot + lane, best, mask=lane < 4)

@@ -22,6 +22,7 @@ from topo_opt.codegen.kernel_source import KernelSource, Param
 from topo_opt.codegen.triton import attention_bounds, attention_descriptors
 from topo_opt.codegen.triton.attention_early import EarlyKeys
 from topo_opt.codegen.triton.attention_scores import NEVER, Bounds
+from topo_opt.codegen.triton.attention_space import MOST_ROWS
 from topo_opt.codegen.triton.attention_split import Split, exponential
 from topo_opt.codegen.triton.dependent_launch import WAIT
 from topo_opt.codegen.triton.element_types import dot_precision, storage_type
@@ -79,6 +80,8 @@ class _Attention(EarlyKeys):
             self._begin()
             for bounds in self._loops():
                 self._visit(query, bounds)
+        if self._adds_up_late:
+            self.writer.line("total += tl.sum(weight_sums, 1)")
         if self.splits > 1:
             self.split.store(self.writer)
             with self.writer.block(f"if arrived == {self.splits - 1}:"):
@@ -99,6 +102,14 @@ class _Attention(EarlyKeys):
         line(f"best = tl.full((BLOCK_M,), {NEVER}, tl.float32)")
         line("total = tl.zeros((BLOCK_M,), tl.float32)")
         line("acc = tl.zeros((BLOCK_M, BLOCK_E), tl.float32)")
+        if self._adds_up_late:
+            line("weight_sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)")
+
+    @property
+    def _adds_up_late(self) -> bool:
+        """Whether weights are added up over the keys of a block behind the loop: in blocks of few rows warps divide the keys, and would
+        wait for each other in every turn."""
+        return self.block_m <= MOST_ROWS and self.kernel.attributes["tile"]["warps"] > 1
 
     def _visit_early(self) -> None:
         """The loop over keys, whose first blocks are requested before the kernel waits for the one before it. Programs that see
@@ -253,7 +264,11 @@ class _Attention(EarlyKeys):
                 shift = bind(f"tl.where(new_best == {NEVER}, 0.0, new_best)", "shift")
             line(f"weights = {exponential(f'{scores}{self._before} - {shift}[:, None]', self._after)}")
             line(f"decay = {exponential(f'best - {shift}', self._after)}")
-            line("total = total * decay + tl.sum(weights, 1)")
+            if self._adds_up_late:
+                line("total = total * decay")
+                line("weight_sums = weight_sums * decay[:, None] + weights")
+            else:
+                line("total = total * decay + tl.sum(weights, 1)")
             line("acc = acc * decay[:, None]")
             values = self._values()
             narrow = "" if problem.element == "f32" else f".to({storage_type(problem.element)})"

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from topo_opt.codegen.triton.attention_scores import NEVER, AttentionScores, Bounds
+from topo_opt.codegen.triton.attention_space import MOST_ROWS
 from topo_opt.codegen.triton.attention_split import exponential
 from topo_opt.codegen.triton.emit import Axis
 from topo_opt.codegen.triton.recorded_loads import single_load
@@ -24,8 +25,6 @@ from topo_opt.errors import UnsupportedError
 from topo_opt.structured.graph import Graph
 from topo_opt.structured.index import Expr, contiguous_strides, symbol
 
-MOST_ROWS = 32
-"""From blocks of 64 rows on, products are wgmma's."""
 _ROWS = ((1, "n", "dk"), (2, "nv", "e"))
 """Operand, axis of keys and axis of depth of the blocks of keys and of values."""
 

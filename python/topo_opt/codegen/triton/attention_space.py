@@ -20,6 +20,8 @@ from topo_opt.structured.index import Expr, const, symbol
 LOG2E = 1.4426950408889634
 SMALLEST_DOT = 16
 """`tl.dot` takes no dimension under this."""
+MOST_ROWS = 32
+"""Rows of a block of few: from 64 on, products are wgmma's."""
 _POSITIONS = ("row", "n", "nv", "ns", "nx", "nf")
 """Axes whose offsets may need 64 bits; program numbers and bounds of loops never do."""
 
@@ -245,6 +247,7 @@ def _fits(kernel: Kernel, element: str, depth: int, tile: tuple[int, int, int, i
     """Whether accumulators and scores fit the registers of a program, and its blocks of q, k and v its shared memory."""
     m, n, warps, stages = tile
     width = 4 if element == "f32" else 2
-    registers = m * (depth + n) // (32 * warps)
+    held = 2 * n if m <= MOST_ROWS and warps > 1 else n
+    registers = m * (depth + held) // (32 * warps)
     shared = (m * depth + stages * 2 * n * depth) * width
     return registers <= MOST_REGISTERS and shared <= kernel.target.shared_bytes
