@@ -120,12 +120,25 @@ def test_a_missing_prediction_is_said(one):
     report = json.loads((one / "report.json").read_text())
     report["functions"][0] |= {"predicted": None, "unpredicted": "<why>"}
     del report["functions"][1]["predicted"], report["functions"][1]["unpredicted"]
+    report["functions"].append({"function": "other", "bucket": {}, "whole": True})
     measured = {times.key("main", {"batch": 1}): [times.Timing("direct call", 2.0, 1.5, 2.5)]}
     found = times.Measurement("a GPU", {}, "2031-01-01", (), False, measured, {}, {"main": "<left>"})
     shown = tables(times.section(report, found))
-    _, first, second = shown["Predicted beside measured, milliseconds"]
+    _, first, second, other = shown["Predicted beside measured, milliseconds"]
+    assert other == ["other", "one size", "no prediction", "not measured: left to ATen as a whole"]
     assert first[2] == first[6] == second[2] == "no prediction" and second[3] == "not measured: &lt;left&gt;"
-    assert [row[2] for row in shown["No prediction"][1:]] == ["&lt;why&gt;", times.OLD]
+    assert [row[2] for row in shown["No prediction"][1:]] == ["&lt;why&gt;", times.OLD, times.OLD]
+
+
+def test_what_the_prediction_does_not_know_is_said(one):
+    report = json.loads((one / "report.json").read_text())
+    assert "left to ATen" not in times.section(report) and "as -O2 forms them" not in times.section(report)
+    report["functions"][0]["aten"] = 3
+    said = times.section(report | {"level": 0})
+    assert (
+        "calls that are left to ATen it knows the bytes" in said
+        and "-O2 forms them; these are of -O0" in said
+    )
 
 
 def test_the_slowest_of_two_ranks_counts(tmp_path):

@@ -68,6 +68,8 @@ class _Function:
     bucket: dict[str, int]
     predicted: Prediction | None = None
     unpredicted: str | None = None
+    whole: bool = False
+    aten: int = 0
 
     @property
     def key(self) -> Key:
@@ -159,7 +161,8 @@ def _rows(function: _Function, measurement: Measurement | None) -> Iterator[dict
         yield row | {"timing": timing, "ratio": ratio}
     if not timings:
         reasons = measurement.unmeasured if measurement else {}
-        yield row | {"timing": None, "unmeasured": reasons.get(function.function, "it was not asked for")}
+        otherwise = "left to ATen as a whole" if function.whole else "it was not asked for"
+        yield row | {"timing": None, "unmeasured": reasons.get(function.function, otherwise)}
 
 
 def _others(function: _Function, measurement: Measurement | None) -> Iterator[dict[str, Any]]:
@@ -178,6 +181,8 @@ def _about(report: Json, functions: Sequence[_Function], measurement: Measuremen
         yield f"Predicted by the planner's cost model for {ranks}{found.model}."
         if isinstance(level := report.get("level"), int) and level < 2:
             yield f"It describes kernels as -O2 forms them; these are of -O{level}."
+        if any(f.aten for f in functions):
+            yield "Of calls that are left to ATen it knows the bytes and not the operations."
     if measurement is None:
         yield "topo-run BUNDLE --bench --page FILE.html makes this page with measured times beside these."
         return
