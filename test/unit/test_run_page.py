@@ -187,6 +187,19 @@ def test_times_are_those_of_the_rank_that_takes_longest(monkeypatch):
     assert len(calls) == 6, "three to see how long one takes, and at least three more"
 
 
+def test_a_rank_that_dies_while_calls_are_timed_is_named(monkeypatch):
+    def broken(group):
+        raise RuntimeError("Connection closed by peer")
+
+    class Alone(SlowRank):
+        def agree(self, error, doing, report=""):
+            raise TopoError("rank 1 was killed")
+
+    monkeypatch.setattr(run_bench.dist, "barrier", broken)
+    with pytest.raises(TopoError, match="rank 1 was killed"):
+        run_bench.measure_together(lambda: None, Alone(), torch.device("cpu"))
+
+
 def test_others_are_timed_on_one_device_only():
     with pytest.raises(InputError, match="'eager' runs on one device, the bundle is for 2 ranks"):
         run_bench.bench_variant(SimpleNamespace(ranks=SlowRank()), "main", None, compare=["eager"])
