@@ -100,17 +100,24 @@ class Log:
         self.path, self.about, self.rank = folder / "two_gpus.json", about, rank
         self.current = folder / "current.json"
         self.rows: list[dict[str, Any]] = []
+        self.again: tuple[str, str] | None = None
+        """A row that processes have died in without a word, once: it is measured again."""
         if self.path.exists():
             found = json.loads(self.path.read_text())
             if all(found.get(k) == v for k, v in about.items() if k != "date"):
                 self.rows = found["rows"]
+                self.about |= {k: found[k] for k in ("died",) if k in found}
         if rank == 0 and self.current.exists():
             self._bury()
 
     def _bury(self) -> None:
         row = json.loads(self.current.read_text())
         reasons = {p.name: p.read_text() for p in sorted(self.path.parent.glob("failed.*.txt"))}
-        told = "; ".join(reasons.values()) or "the processes died without a word"
+        if not reasons and not row.pop("again", False):
+            self.again = (row["case"], row["who"])
+            self.about["died"] = self.about.get("died", 0) + 1
+            return self.end()
+        told = "; ".join(reasons.values()) or "the processes died without a word, twice"
         if self.row(row["case"], row["who"]) is None:
             self.add({**row, "failed": told})
         self.end()
@@ -118,7 +125,8 @@ class Log:
     def begin(self, row: dict[str, Any]) -> None:
         """A row is about to be measured."""
         if self.rank == 0:
-            self.current.write_text(json.dumps(row))
+            again = {"again": True} if self.again == (row["case"], row["who"]) else {}
+            self.current.write_text(json.dumps({**row, **again}))
 
     def fail(self, reason: str) -> None:
         """This rank cannot go on; told when new processes start."""

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch_mlir import ir
 from torch_mlir.dialects import func
 
+from topo_opt.codegen.triton.contraction import SMALL_ROWS, VECTOR_ROWS, find_all
+from topo_opt.codegen.triton.exchange import SUMMED
 from topo_opt.codegen.triton.kernel import mark, plain
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.base import Pass
-from topo_opt.passes.schedule.outline import callee, kernels_of, name_kernel
+from topo_opt.passes.schedule.outline import callee, clone_nodes, kernels_of, name_kernel
+from topo_opt.passes.schedule.roles import Roles
 from topo_opt.sharding.annotate import read_mesh
 from topo_opt.sharding.parts import groups
 from topo_opt.sharding.spec import Mesh
-from topo_opt.structured.graph import element_bytes
+from topo_opt.structured.graph import element_bytes, read
 
 if TYPE_CHECKING:
     from topo_opt.collectives import CollectiveModel
@@ -31,10 +34,12 @@ class ExchangeSums(Pass):
 
     `%s = call @all_reduce(%p); %y = call @add(%x, %s)`  -->  `%y = call @add_of_parts(%x, %p)`
 
-    The product that makes a part also gives it to the other devices, and the kernel that reads the sum adds up what they give
-    (`codegen.triton.exchange`). Where the part comes from elsewhere the reader gives it first. Where the sum has several readers, or one that
-    reads an element more than once, a kernel of its own stores it. `topology` says how long both ways take and where the
-    memory lies through which devices exchange.
+    `%p = call @product(%a, %w); %s = call @all_reduce(%p); %y = call @add(%x, %s)`  -->  `%y = call @product_and_add(%a, %w, %x)` of few rows
+
+    The product that makes a part also gives it to the other devices, and the kernel that reads the sum adds up what they give; of few rows
+    both are one (`codegen.triton.exchange`). Where the part comes from elsewhere the reader gives it first. Where the sum has several
+    readers, or one that reads an element more than once, a kernel of its own stores it. `topology` says how long both ways
+    take and where the memory lies through which devices exchange.
     """
 
     name = "topo-exchange-sums"
@@ -145,6 +150,8 @@ class _Work:
     def _take(self, call: ir.Operation, entry: ir.DictAttr) -> None:
         partial, total = call.operands[0], call.results[0]
         reader, here = self._only_reader(total), self._at[_key(call)]
+        if self._merge(call, reader, entry):
+            return
         giver = self._giver(partial, entry, here, here if reader is None else self._at[_key(reader)])
         given = {"given": ir.BoolAttr.get(giver is not None, call.context)}
         name = None
@@ -167,13 +174,101 @@ class _Work:
             maker = partial.owner.operation
             self._replace(maker, giver, list(maker.operands))
 
+    def _merge(self, call: ir.Operation, reader: ir.Operation | None, entry: ir.DictAttr) -> bool:
+        """Makes one kernel of the product of few rows that makes a part and of what reads the sum; whether that was possible."""
+        partial, total = call.operands[0], call.results[0]
+        maker = self._maker(partial)
+        if maker is None or len(maker.results) != 1 or len(list(partial.uses)) != 1:
+            return False
+        position = 0 if reader is None else list(reader.operands).index(total)
+        name = self._merged(callee(maker), "" if reader is None else callee(reader), position, entry)
+        if name is None and reader is not None:
+            reader, name = None, self._merged(callee(maker), "", 0, entry)
+        if name is None:
+            return False
+        last, operands = call if reader is None else reader, list(maker.operands)
+        if reader is not None:
+            operands += [o for i, o in enumerate(reader.operands) if i != position]
+        self._busy.remove(self._at[_key(call)])
+        self._busy.add(self._at[_key(last)])
+        self._replace(last, name, operands)
+        if reader is not None:
+            call.erase()
+        maker.erase()
+        return True
+
+    def _merged(self, maker: str, reader: str, position: int, entry: ir.DictAttr) -> str | None:
+        """The kernel of a product, a sum over devices of its result, and of `reader` ("" for none) of which that is argument `position`."""
+        known = (maker, f"{reader}:{position}", str(entry))
+        if known not in self._marked:
+            self._marked[known] = self._make_merged(maker, reader, position, entry)
+        return self._marked[known]
+
+    def _make_merged(self, maker: str, reader: str, position: int, entry: ir.DictAttr) -> str | None:
+        if not self._can_be_marked(maker, "gemm") or (reader and not self._can_be_marked(reader, "loops")):
+            return None
+        graphs = [read(self.kernels[name]) for name in (maker, reader) if name]
+        product, last = graphs[0], graphs[-1]
+        part = product.returns[0]
+        if not VECTOR_ROWS < find_all(product)[0].counts[1] <= SMALL_ROWS or product.producer(part) is None:
+            return None
+        others = [v for i, v in enumerate(last.arguments) if i != position] if reader else []
+        inputs = [product.handles[v].type for v in product.arguments]
+        inputs += [last.handles[v].type for v in others]
+        kind = ir.FunctionType.get(inputs, [last.handles[v].type for v in last.returns])
+        block = self.module.regions[0].blocks[0]
+        with self.module.context, ir.Location.unknown(), ir.InsertionPoint(block):
+            made = func.FuncOp("kernel", kind, visibility="private")
+            body = made.add_entry_block()
+        made.operation.attributes["topo.kernel"] = self.kernels[maker].attributes["topo.kernel"]
+        mark(made.operation, {"exchange": entry})
+        mapping = dict(zip(product.arguments, body.arguments))
+        with self.module.context, ir.Location.unknown(), ir.InsertionPoint(body):
+            clone_nodes(Roles(product), product.nodes, mapping)
+            mapping[part].owner.operation.attributes[SUMMED] = ir.UnitAttr.get()
+            if reader:
+                theirs = dict(zip(others, list(body.arguments)[len(product.arguments) :]))
+                theirs[last.arguments[position]] = mapping[part]
+                clone_nodes(Roles(last), last.nodes, theirs)
+                mapping = theirs
+            func.ReturnOp([mapping[v] for v in last.returns])
+        return self._named(made.operation, "gemm")
+
+    def _maker(self, partial: ir.Value) -> ir.Operation | None:
+        """The call of a kernel that makes a value."""
+        maker = None if isinstance(partial.owner, ir.Block) else partial.owner.operation
+        if maker is None or maker.name != "func.call" or callee(maker) not in self.kernels:
+            return None
+        return maker
+
+    def _can_be_marked(self, name: str, family: str) -> bool:
+        kernel = self.kernels[name]
+        attributes = plain(kernel.attributes["topo.kernel"])
+        marked = "exchange" in attributes or "gives" in attributes
+        return attributes["family"] == family and not marked and "topo.inout" not in kernel.attributes
+
+    def _named(self, made: ir.Operation, family: str) -> str | None:
+        """Names a new kernel if it has code; None and no kernel if it has none."""
+        from topo_opt.codegen.triton import lower_kernel
+
+        # Names are digests of a text in which every kernel has the same one.
+        made.attributes["sym_name"] = ir.StringAttr.get("kernel", made.context)
+        try:
+            lower_kernel(made)
+        except UnsupportedError:
+            made.erase()
+            return None
+        found = name_kernel(made, family, self.kernels)
+        self.kernels.setdefault(found, made)
+        return found
+
     def _giver(self, partial: ir.Value, entry: ir.DictAttr, here: int, reader: int) -> str | None:
         """The kernel that makes a part and gives it to the other devices; None where the maker cannot.
 
         Nor may another sum be on its way until the reader at that place takes this one: the slices may be the same.
         """
-        maker = None if isinstance(partial.owner, ir.Block) else partial.owner.operation
-        if maker is None or maker.name != "func.call" or callee(maker) not in self.kernels:
+        maker = self._maker(partial)
+        if maker is None:
             return None
         if any(self._at[_key(maker)] < i <= reader and i != here for i in self._busy):
             return None
@@ -211,29 +306,17 @@ class _Work:
             said = ir.DictAttr.get({**own, **{n.name: n.attr for n in entry}})
         known = (name, key, str(said))
         if known not in self._marked:
-            self._marked[known] = self._make(self.kernels[name], family, key, said)
+            self._marked[known] = self._make(name, family, key, said)
         return self._marked[known]
 
-    def _make(self, before: ir.Operation, family: str, key: str, said: ir.DictAttr) -> str | None:
-        from topo_opt.codegen.triton import lower_kernel
-
-        attributes = plain(before.attributes["topo.kernel"])
-        marked = "exchange" in attributes or "gives" in attributes
-        if attributes["family"] != family or marked or "topo.inout" in before.attributes:
+    def _make(self, name: str, family: str, key: str, said: ir.DictAttr) -> str | None:
+        if not self._can_be_marked(name, family):
             return None
+        before = self.kernels[name]
         with before.context, ir.InsertionPoint(self.module.regions[0].blocks[0]):
             made = before.clone().operation
         mark(made, {key: said})
-        # Names are digests of a text in which every kernel has the same one.
-        made.attributes["sym_name"] = ir.StringAttr.get("kernel", made.context)
-        try:
-            lower_kernel(made)
-        except UnsupportedError:
-            made.erase()
-            return None
-        found = name_kernel(made, family, self.kernels)
-        self.kernels.setdefault(found, made)
-        return found
+        return self._named(made, family)
 
     def _copier(self, kind: ir.RankedTensorType) -> str:
         """A kernel that copies a tensor."""

@@ -57,8 +57,8 @@ def _schedule(level: int, topology: str | None, split: Sequence[str]) -> list[st
         experts,
         form,
         *merge,
-        *hand_over,
         *exchange,
+        *hand_over,
         *rows,
         *align,
         # On whole kernels: which buffer dies where is known only after they are formed.

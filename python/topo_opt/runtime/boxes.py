@@ -62,8 +62,12 @@ def offsets(exchanges: Sequence[Exchange]) -> tuple[list[int], int]:
     return found, end
 
 
+Exchanging = Mapping[str, tuple[Exchange, Kernel]]
+"""Kernels that exchange, by name."""
+
+
 def kernel_boxes(
-    kernels: Mapping[str, tuple[Exchange, Kernel]],
+    kernels: Exchanging,
     place: int,
     addresses: Sequence[int],
     device: torch.device,
@@ -86,8 +90,10 @@ def kernel_boxes(
     return found
 
 
-def on_peers(nbytes: int, group: dist.ProcessGroup, device: torch.device) -> tuple[list[int], list[Any]]:
-    """Symmetric memory on every GPU of a group: addresses in the order of the group, and what holds the memory.
+def boxes_on_peers(
+    kernels: Exchanging, group: dist.ProcessGroup, device: torch.device
+) -> dict[str, KernelBoxes]:
+    """Boxes in symmetric memory on every GPU of a group, whose ranks call this together.
 
     Raises:
         InputError: a GPU cannot reach another one.
@@ -96,6 +102,7 @@ def on_peers(nbytes: int, group: dist.ProcessGroup, device: torch.device) -> tup
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
     from torch.distributed import _symmetric_memory as symmetric
 
+    _, nbytes = offsets([exchange for exchange, _ in kernels.values()])
     memory = symmetric.empty(nbytes, dtype=torch.uint8, device=device)
     memory.fill_(ABSENT)
     torch.cuda.synchronize(device)
@@ -106,7 +113,31 @@ def on_peers(nbytes: int, group: dist.ProcessGroup, device: torch.device) -> tup
             f"GPUs cannot reach each other's memory: {str(error).splitlines()[0][:200]}",
             hint="compile for a topology that says so: its links between these GPUs are no NVLink",
         ) from error
-    return list(handle.buffer_ptrs), [memory, handle]
+    return kernel_boxes(
+        kernels, dist.get_rank(group), list(handle.buffer_ptrs), device, held=[memory, handle]
+    )
+
+
+def boxes_of_host(
+    kernels: Exchanging, members: Sequence[int], rank: int, control: dist.ProcessGroup, device: torch.device
+) -> dict[str, KernelBoxes]:
+    """Boxes in memory of the host for a group of ranks `members`; all ranks of the program call this together.
+
+    Args:
+        control: the group of all ranks.
+
+    Raises:
+        InputError: the memory cannot be had.
+    """
+    _, nbytes = offsets([exchange for exchange, _ in kernels.values()])
+    made = SharedFile(nbytes, len(members)) if rank == members[0] else None
+    paths: list[Any] = [None] * dist.get_world_size(control)
+    dist.all_gather_object(paths, None if made is None else made.path, group=control)
+    file = made or SharedFile(nbytes, len(members), paths[members[0]])
+    addresses, memory, held = file.map(device)
+    dist.barrier(group=control)
+    file.unlink()
+    return kernel_boxes(kernels, members.index(rank), addresses, device, spans=(memory,), held=held)
 
 
 class SharedFile:

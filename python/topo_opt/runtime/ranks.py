@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from topo_opt.errors import InputError, TopoError
-from topo_opt.runtime.boxes import KernelBoxes, SharedFile, exchanges_of, kernel_boxes, offsets, on_peers
+from topo_opt.runtime.boxes import KernelBoxes, boxes_of_host, boxes_on_peers, exchanges_of
 from topo_opt.runtime.collective_call import CollectiveCall, StagedCall
 from topo_opt.runtime.plan import CollectiveStep, Exchange, Plan
 from topo_opt.runtime.rank_parts import cut
@@ -105,15 +105,13 @@ class Ranks:
         wanted = exchanges_of(plan)
         for axes in sorted({exchange.axes for exchange, _ in wanted.values()}):
             kernels = {name: found for name, found in wanted.items() if found[0].axes == axes}
-            _, nbytes = offsets([exchange for exchange, _ in kernels.values()])
-            reach = self.device.type == "cuda" and not self.shares_gpu
-            if reach and all(exchange.memory == "peers" for exchange, _ in kernels.values()):
-                addresses, held = on_peers(nbytes, self._groups[axes], self.device)
-                spans: tuple[torch.Tensor, ...] = ()
-                place = dist.get_rank(self._groups[axes])
+            members = next(found for found in groups(self.mesh, axes) if self.rank in found)
+            peers = self.device.type == "cuda" and not self.shares_gpu
+            if peers and all(exchange.memory == "peers" for exchange, _ in kernels.values()):
+                made = boxes_on_peers(kernels, self._groups[axes], self.device)
             else:
-                place, addresses, held, spans = self._boxes_of_host(axes, nbytes)
-            self.boxes |= kernel_boxes(kernels, place, addresses, self.device, spans=spans, held=held)
+                made = boxes_of_host(kernels, sorted(members), self.rank, self.control, self.device)
+            self.boxes |= made
         if wanted:
             dist.barrier(group=self.control)
         # A GPU goes on at once with wrong numbers, which nobody would tell from right ones: there the process ends.
@@ -124,21 +122,6 @@ class Ranks:
         self._broken = self._broken or fault
         for boxes in self.boxes.values():
             boxes.stop()
-
-    def _boxes_of_host(
-        self, axes: tuple[str, ...], nbytes: int
-    ) -> tuple[int, list[int], list[Any], tuple[torch.Tensor, ...]]:
-        """The place of this rank in its group, addresses of the memory of all, what holds it, and the memory itself."""
-        members = next(found for found in groups(self.mesh, axes) if self.rank in found)
-        members = tuple(sorted(members))
-        made = SharedFile(nbytes, len(members)) if self.rank == members[0] else None
-        paths: list[Any] = [None] * self.count
-        dist.all_gather_object(paths, None if made is None else made.path, group=self.control)
-        file = made or SharedFile(nbytes, len(members), paths[members[0]])
-        addresses, memory, held = file.map(self.device)
-        dist.barrier(group=self.control)
-        file.unlink()
-        return members.index(self.rank), addresses, held, (memory,)
 
     @property
     def place(self) -> tuple[int, ...]:

@@ -56,13 +56,14 @@ class Prices(Protocol):
 class TopologyPrices:
     """The prices of a topology, by the models of its collectives and of its devices.
 
-    A step of a plan is one call of the library; a sum that goes up and down a hierarchy is a plan over several axes.
+    A step of a plan is one call of the library, or with `exchange` a part of the kernels that make and read a sum; a sum that goes up and
+    down a hierarchy is a plan over several axes.
     """
 
-    def __init__(self, topology: Topology):
+    def __init__(self, topology: Topology, *, exchange: bool = True):
         from topo_opt.collectives import CollectiveModel
 
-        self.topology, self.model = topology, CollectiveModel(topology, exchange=True)
+        self.topology, self.model = topology, CollectiveModel(topology, exchange=exchange)
         self.devices: tuple[str, ...] = tuple(topology.compute)
         self._devices = {d: topology.device(d) for d in self.devices}
 

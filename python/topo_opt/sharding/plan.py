@@ -55,6 +55,7 @@ class PlanOptions:
         max_axes: axes of a mesh.
         whole_results: every device ends up with all of each result; otherwise results lie as is cheapest. State always
             lies as it came in.
+        exchange: whether kernels add up small sums themselves; otherwise every sum is a call of the library.
     """
 
     devices: int | None = None
@@ -65,6 +66,7 @@ class PlanOptions:
     stages: bool = True
     max_axes: int = 2
     whole_results: bool = False
+    exchange: bool = True
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def plan_topology(graph: PlanGraph, topology: Topology, options: PlanOptions | N
     if options.mesh is not None and topology.primary.kind == "cpu":
         processes = ProcessPrices(topology.primary, options.mesh.devices)
         return plan(graph, processes, {}, options)
-    prices = TopologyPrices(topology)
+    prices = TopologyPrices(topology, exchange=options.exchange)
     return plan(graph, prices, closeness(topology, prices.devices), options)
 
 

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 _TILE = re.compile(r"tile = \{[^{}]*\}(, )?|, tile = \{[^{}]*\}")
 # What a kernel exchanges with other devices is no matter of its tile.
-_EXCHANGE = re.compile(r"(?:exchange|gives) = \{[^{}]*\}, |, (?:exchange|gives) = \{[^{}]*\}")
+_EXCHANGE = re.compile(
+    r"(?:exchange|gives) = \{[^{}]*\}, |, (?:exchange|gives) = \{[^{}]*\}| \{topo\.summed\}"
+)
 # When a kernel starts beside its neighbours depends on them, and no tile on that.
 _LAUNCH = re.compile(
     r"late_trigger = true, |settled = array<i64[^>]*>, |, late_trigger = true|, settled = array<i64[^>]*>"

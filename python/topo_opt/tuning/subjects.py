@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from math import prod
 
 from torch_mlir import ir
 
 from topo_opt.codegen.triton.kernel import plain
+from topo_opt.codegen.triton.loops_tiles import EXCHANGED
 from topo_opt.estimate import work_of
 from topo_opt.topology import Device
 
@@ -49,8 +51,15 @@ def subjects_of(module: ir.Operation, device: Device, with_code: Collection[str]
     return [
         Subject(s, f, launches[s] * work_of(f).floor_ns(device), frozenset(cold[s]))
         for s, f in kernels.items()
-        if launches[s]
+        if launches[s] and not _waits_for_devices(f)
     ]
+
+
+def _waits_for_devices(func: ir.Operation) -> bool:
+    """Whether a kernel is bound by what other devices give it, which no measurement on one shows."""
+    attributes = plain(ir.DictAttr(func.attributes["topo.kernel"]))
+    takes = attributes["family"] == "loops" and "exchange" in attributes
+    return takes and prod(attributes["rows"]) <= EXCHANGED
 
 
 def _functions(module: ir.Operation) -> Iterator[tuple[str, ir.Operation]]:

@@ -108,8 +108,9 @@ class _Attention(EarlyKeys):
     @property
     def _adds_up_late(self) -> bool:
         """Whether weights are added up over the keys of a block behind the loop: in blocks of few rows warps divide the keys, and would
-        wait for each other in every turn."""
-        return self.block_m <= MOST_ROWS and self.kernel.attributes["tile"]["warps"] > 1
+        wait for each other in every turn. It takes registers, so that tiles may say no (`late` = 0)."""
+        tile = self.kernel.attributes["tile"]
+        return self.block_m <= MOST_ROWS and tile["warps"] > 1 and bool(tile.get("late", 1))
 
     def _visit_early(self) -> None:
         """The loop over keys, whose first blocks are requested before the kernel waits for the one before it. Programs that see

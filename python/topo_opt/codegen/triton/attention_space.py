@@ -165,6 +165,10 @@ _DESCRIBED_KEYS = 128
 """Keys a block through descriptors: the best of full searches for five encoders and decoders (kernels-h200.md) had 64 to 256."""
 _PROGRAMS_PER_CORE = 4
 """Programs of few rows a core should have: each waits for memory most of the time."""
+_BOTH = 16
+"""Tiles of few rows that are tried with weights added up across warps behind the loop (which is what a tile means that does not say)
+and with `late` = 0 in it: one step of 32 sequences took 1.164 and 1.231 ms with 128 keys a block and two stages, 1.176 and 1.170 with three
+and no splits (H200, `benchmarks/results/kernels-h200.md`)."""
 _KEYS_PER_WARP = 16
 """Keys of a block that a warp of a program of few rows loads at a time."""
 
@@ -197,7 +201,8 @@ def candidates(kernel: Kernel) -> list[dict[str, int]]:
     if not many:
         groups = problem.batch * problem.heads // default["pack"]
         best = sorted(found, key=lambda t: (_few_rows_cost(problem, groups, kernel, t), sorted(t.items())))
-        return _once([default, *best])[:MOST_CANDIDATES]
+        both = [t for tile in best for t in ([tile, {**tile, "late": 0}] if tile["warps"] > 1 else [tile])]
+        return _once([default, *both[: 2 * _BOTH], *best[_BOTH:]])[:MOST_CANDIDATES]
     near = sorted(found, key=lambda t: (_many_rows_cost(default, t), sorted(t.items())))
     if problem.element == "f32":
         return _once([default, *near])[:MOST_CANDIDATES]

@@ -85,7 +85,9 @@ def _as_it_waits(lines: Sequence[str], known: Collection[str], late: bool) -> li
     for statement in _statements(lines):
         if any(line.strip() == WAIT for line in statement.lines):
             break
-        assert statement.reads <= made | statement.stores, f"{statement.lines} reads what is not complete before the wait"
+        assert statement.reads <= made | statement.stores, (
+            f"{statement.lines} reads what is not complete before the wait"
+        )
         made |= statement.stores
     last = max(i for i, line in enumerate(lines) if line.strip() == WAIT)
     waiting = [f"    {line}" for line in at_wait(late)]

@@ -53,6 +53,8 @@ class Emitter:
     fast: bool = False
     seeds: dict[Seed, Scalar] = field(default_factory=dict)
     on_reduction: ReductionHook | None = None
+    changed: dict[int, Callable[[Scalar, Sequence[Expr]], Scalar]] = field(default_factory=dict)
+    """What becomes of a value as soon as it is made, by its number: given it and its indices."""
     gifts: dict[str, Callable[[Writer, str, str, Sequence[str]], None]] = field(default_factory=dict)
     """What else is done with a result, by its pointer: given its source, its element offset and the masks of its store."""
     steps: frozenset[str] = frozenset()
@@ -114,13 +116,15 @@ class Emitter:
         """The tensor value `number` at `indices` (one a dimension)."""
         where = tuple(indices)
         seeded = self.seeds.get((number, where))
-        if seeded is not None:
+        if seeded is not None and number not in self.changed:
             return seeded
         key = (number, where, tuple(self._predicates), self._fill)
         for memo in reversed(self._memo):
             if key in memo:
                 return memo[key]
-        result = self._compute(number, where)
+        result = seeded or self._compute(number, where)
+        if number in self.changed:
+            result = self.changed[number](result, where)
         self._memo[-1][key] = result
         return result
 

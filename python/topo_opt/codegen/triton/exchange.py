@@ -1,4 +1,4 @@
-"""Sums over devices inside of kernels: parts are given to the other ranks as they are made, and added up where the sum is read.
+"""Sums over devices inside of kernels: parts are given to the other ranks as they are made, and added up there or where the sum is read.
 
 Each rank has a box in memory that the others can write, with a slice for each of them. The kernel that makes a part also stores it in
 the slices that are its own in the boxes of the others; where it cannot, the kernel that reads the sum does so first. The reader
@@ -9,6 +9,10 @@ A box has three sets of slices, used in turn. A launch of the reader empties the
 two launches later: by then the others have heard from the launch in between, whose part was made after the set was empty.
 Every program of the reader counts its launches (`TURNS`); nothing else has to be kept in step.
 
+A product of few rows is maker and reader at once: the program that gives a block waits for the same block of the others. Programs
+start in the order of their numbers on all devices, so that the first of those which wait never waits for one that cannot start.
+
+    both     v = acc            -->  store v to the others' slices; wait for theirs; v = v0 + v1 + ... in the order of the ranks
     maker    tl.store(out0 + i, v)  -->  tl.store(out0 + i, v); tl.store(<slice of this rank in the box of r> + i, v) for every other r
     reader   v = tl.load(in1 + i)   -->  wait for the slices of the others; v = v0 + v1 + ... in the order of the ranks
 
@@ -32,6 +36,8 @@ from topo_opt.runtime.plan import Exchange
 from topo_opt.structured.graph import element_bytes
 from topo_opt.structured.index import Expr, contiguous_strides
 
+SUMMED = "topo.summed"
+"""Attribute of an op in a kernel whose result is a part of a sum over devices, and is read as the sum."""
 SETS = 3
 """Sets of slices of a box. With two, a set would be emptied in the launch before the one that uses it."""
 ALIGNED = 16
@@ -95,6 +101,17 @@ class Boxes:
         bits = writer.bind(f"{source}.to({self.word}, bitcast=True)", "bits")
         return writer.bind(f"tl.where({bits} == {ABSENT}, {2 ** (8 * self.unit - 1) - 1}, {bits})", "bits")
 
+    def offset(
+        self, emitter: Emitter, indices: Sequence[Expr], shape: tuple[int, ...]
+    ) -> tuple[str, frozenset[str]]:
+        """Source of the element offset of indices, never a scalar, and the axes it varies over."""
+        found, depends = emitter.offset(indices, contiguous_strides(shape))
+        return (
+            (found, depends)
+            if depends
+            else (emitter.writer.bind(f"tl.full((1, 1), {found}, tl.int32)", "k"), depends)
+        )
+
     def give(self, writer: Writer, bits: str, offset: str, mask: str | None) -> None:
         """Stores elements at `offset` of this rank's slices."""
         for rank in range(self.partners.ranks):
@@ -107,13 +124,37 @@ class Boxes:
         sender = f"({rank} - (place < {rank}).to(tl.int32))"
         return writer.bind(f"own_box + set_of_turn + {sender} * {self.pitch}", "slice")
 
-    def empty(self, writer: Writer, offset: str, mask: str | None, shape: str) -> None:
-        """Empties the set of the launch before."""
+    def empty(self, writer: Writer, bits: str, offset: str, mask: str | None) -> None:
+        """Empties the set of the launch before, of the elements that `bits` stands for."""
         before = writer.bind(f"own_box + (turn + {SETS - 1}) % {SETS} * {self.set}", "before")
-        nothing = writer.bind(f"tl.full({shape}, {ABSENT}, {self.word})", "k")
+        nothing = writer.bind(f"{bits} | {ABSENT}", "k")
         for sender in range(self.partners.ranks - 1):
             guard = f", mask={mask}" if mask else ""
             writer.line(f"tl.store({before} + {sender * self.pitch} + {offset}, {nothing}{guard})")
+
+    def add_up(self, emitter: Emitter, bits: str, offset: str, mask: str | None, element: str) -> str:
+        """Empties, waits for what the others give, and adds it to this rank's own; the sum in the type it is computed in."""
+        writer = emitter.writer
+        self.empty(writer, bits, offset, mask)
+        slices = [self.received(writer, rank) for rank in range(self.partners.ranks)]
+        arrived = [writer.fresh("given") for _ in slices]
+
+        def read() -> None:
+            for rank, (name, slice_) in enumerate(zip(arrived, slices)):
+                wanted = _both(f"(place != {rank})", mask)
+                writer.line(
+                    f"{name} = tl.load({slice_} + {offset}, mask={wanted}, other={bits}, volatile=True)"
+                )
+
+        read()
+        absent = " | ".join(f"({name} == {ABSENT})" for name in arrived)
+        go_on = f"(tl.load({BOXES} + 1, volatile=True) == 0)"
+        with emitter.scope(f"while (tl.max(({absent}).to(tl.int32)) != 0) & {go_on}:"):
+            read()
+        stored, computed = storage_type(element), compute_type(element)
+        return writer.bind(
+            " + ".join(f"{name}.to({stored}, bitcast=True).to({computed})" for name in arrived)
+        )
 
     def _address(self, word: str) -> str:
         return f"tl.multiple_of(tl.load({BOXES} + {word}).to(tl.pointer_type({self.word})), {ALIGNED})"
@@ -180,18 +221,16 @@ class Taker:
     @property
     def described(self) -> Exchange:
         """What the memory behind the boxes has to be."""
-        p = self.boxes.partners
-        return Exchange(p.axes, p.ranks, self.boxes.nbytes, p.memory)
+        return described(self.boxes)
 
-    def emit(self, emitter: Emitter, indices: Sequence[Expr], pointer: str, shape: str) -> Value:
+    def emit(self, emitter: Emitter, indices: Sequence[Expr], pointer: str) -> Value:
         """Gives where no other kernel has, waits and adds up; the sum at `indices` of the argument, rounded to its type.
 
         Args:
             pointer: the parameter of the argument.
-            shape: source of the tile's shape, all of which the indices span.
         """
         writer, boxes = emitter.writer, self.boxes
-        offset, depends = emitter.offset(indices, contiguous_strides(self.shape))
+        offset, depends = self.boxes.offset(emitter, indices, self.shape)
         mask = emitter.mask(depends)
         boxes.begin(writer, gives=not self.given, takes=True)
         boxes.turn(writer, "tl.program_id(0)")
@@ -199,29 +238,79 @@ class Taker:
         bits = boxes.bits(writer, writer.bind(f"tl.load({pointer} + {offset}{guard})", "a"))
         if not self.given:
             boxes.give(writer, bits, offset, mask)
-        boxes.empty(writer, offset, mask, shape)
-        slices = [boxes.received(writer, rank) for rank in range(boxes.partners.ranks)]
-        arrived = [writer.fresh("given") for _ in slices]
-
-        def read() -> None:
-            for rank, (name, slice_) in enumerate(zip(arrived, slices)):
-                wanted = _both(f"(place != {rank})", mask)
-                writer.line(
-                    f"{name} = tl.load({slice_} + {offset}, mask={wanted}, other={bits}, volatile=True)"
-                )
-
-        read()
-        absent = " | ".join(f"({name} == {ABSENT})" for name in arrived)
-        go_on = f"(tl.load({BOXES} + 1, volatile=True) == 0)"
-        with emitter.scope(f"while (tl.max(({absent}).to(tl.int32)) != 0) & {go_on}:"):
-            read()
-        stored, computed = storage_type(self.element), compute_type(self.element)
-        terms = [f"{name}.to({stored}, bitcast=True).to({computed})" for name in arrived]
-        total = writer.bind(" + ".join(terms))
+        total = boxes.add_up(emitter, bits, offset, mask, self.element)
         writer.line(f"tl.store({TURNS} + tl.program_id(0), turn + 1)")
-        if computed == stored:
-            return Value(total, self.element, depends)
-        return Value("", self.element, depends, narrow=writer.bind(f"{total}.to({stored})"))
+        return _rounded(writer, total, self.element, depends)
+
+
+class Summer:
+    """A value inside of a product that is added up over devices where it is made: its op has `topo.summed = {axes, ranks, memory}`.
+
+    `topo.kernel` says so too, under `exchange`. Every program counts the launches, whether it makes a block of the value or not.
+
+    Raises:
+        UnsupportedError: elements of a type that is not summed in f32, or programs of several batches.
+    """
+
+    def __init__(self, kernel: Kernel):
+        node = next(n for n in kernel.graph.nodes if SUMMED in n.op.attributes)
+        self.value = node.results[0]
+        info = kernel.graph.values[self.value]
+        self.element, self.shape = info.element, info.shape or ()
+        self.boxes = Boxes(Partners.of(kernel.attributes["exchange"]), self.element, info.numel)
+
+    @staticmethod
+    def of(kernel: Kernel) -> Summer | None:
+        """That of a kernel, if it adds up a value."""
+        return Summer(kernel) if "exchange" in kernel.attributes else None
+
+    def scratch(self, programs: int) -> tuple[Scratch, ...]:
+        """Words about the boxes, and the launches of every program."""
+        return (self.boxes.words, Scratch("i32", programs, role=TURNS))
+
+    @property
+    def described(self) -> Exchange:
+        """What the memory behind the boxes has to be."""
+        return described(self.boxes)
+
+    def begin(self, writer: Writer) -> None:
+        """What is known before the kernel in front has ended."""
+        self.boxes.begin(writer, gives=True, takes=True)
+
+    def turn(self, writer: Writer) -> None:
+        """Which launch this is."""
+        self.boxes.turn(writer, "tl.program_id(0)")
+
+    def end(self, writer: Writer) -> None:
+        """Counts the launch."""
+        writer.line(f"tl.store({TURNS} + tl.program_id(0), turn + 1)")
+
+    def sum(self, emitter: Emitter, part: Value, indices: Sequence[Expr]) -> Value:
+        """The sum of this rank's part at some indices and those of the others, rounded to its type."""
+        writer = emitter.writer
+        offset, depends = self.boxes.offset(emitter, indices, self.shape)
+        if not part.depends <= depends:
+            raise UnsupportedError("a part of a sum over devices that varies over more than the sum")
+        mask = emitter.mask(depends)
+        stored = part.narrow if part.narrow and part.element == self.element else None
+        bits = self.boxes.bits(writer, stored or f"{emitter.tensor(part)}.to({storage_type(self.element)})")
+        self.boxes.give(writer, bits, offset, mask)
+        total = self.boxes.add_up(emitter, bits, offset, mask, self.element)
+        return _rounded(writer, total, self.element, depends)
+
+
+def described(boxes: Boxes) -> Exchange:
+    """What the memory behind boxes has to be."""
+    p = boxes.partners
+    return Exchange(p.axes, p.ranks, boxes.nbytes, p.memory)
+
+
+def _rounded(writer: Writer, total: str, element: str, depends: frozenset[str]) -> Value:
+    """A sum in the type of its parts."""
+    stored = storage_type(element)
+    if compute_type(element) == stored:
+        return Value(total, element, depends)
+    return Value("", element, depends, narrow=writer.bind(f"{total}.to({stored})"))
 
 
 def _both(condition: str, mask: str | None) -> str:

@@ -14,7 +14,7 @@ from topo_opt.codegen.kernel_source import KernelSource, Param, Scratch
 from topo_opt.codegen.triton import dependent_launch, exchange
 from topo_opt.codegen.triton.contraction import find_all
 from topo_opt.codegen.triton.element_types import compute_type, storage_type
-from topo_opt.codegen.triton.emit import Axis, Value
+from topo_opt.codegen.triton.emit import Axis, Scalar, Value
 from topo_opt.codegen.triton.gemm_row_parts import RowParts
 from topo_opt.codegen.triton.gemm_terms import Accumulator, Block, Place, Statistic, is_identity
 from topo_opt.codegen.triton.kernel import Kernel
@@ -66,11 +66,20 @@ class Gemm:
         self.giver = exchange.Giver.of(kernel)
         if self.giver is not None:
             self.emitter.gifts[f"out{self.giver.result}"] = self.giver.give
+        self.summer = exchange.Summer.of(kernel)
+        if self.summer is not None:
+            if self.batch > 1:
+                raise UnsupportedError("a sum over devices of several products")
+            self.emitter.changed[self.summer.value] = self._summed
 
     @property
     def writer(self) -> Writer:
         """Where source goes now: a rehearsal has its own."""
         return self.emitter.writer
+
+    def _summed(self, part: Scalar, indices: Sequence[Expr]) -> Value:
+        assert self.summer is not None and isinstance(part, Value)
+        return self.summer.sum(self.emitter, part, indices)
 
     # -- axes -------------------------------------------------------------------------------------------------------
 
@@ -291,6 +300,8 @@ class Gemm:
             self.writer.line(line)
         if self.giver is not None:
             self.giver.boxes.begin(self.writer, gives=True, takes=False)
+        if self.summer is not None:
+            self.summer.begin(self.writer)
 
     def wait(self) -> None:
         """Waits for the kernel before this one, where it is launched dependently."""
@@ -298,6 +309,8 @@ class Gemm:
             self.writer.line(line)
         if self.giver is not None:
             self.giver.boxes.turn(self.writer, "0")
+        if self.summer is not None:
+            self.summer.turn(self.writer)
 
     @property
     def immutable(self) -> frozenset[int]:
@@ -372,8 +385,12 @@ class Gemm:
             *self.params,
             *(Param(name, "scratch", i, buffer.dtype) for i, (name, buffer) in enumerate(scratch)),
         ]
-        if self.giver is not None:
-            given = [(p.name, s) for p, s in zip(exchange.PARAMS, self.giver.scratch, strict=True)]
+        exchanged = self.giver.scratch if self.giver is not None else ()
+        if self.summer is not None:
+            self.summer.end(self.writer)
+            exchanged = self.summer.scratch(grid[0])
+        if exchanged:
+            given = [(p.name, s) for p, s in zip(exchange.PARAMS, exchanged, strict=True)]
             params += [
                 Param(name, "scratch", len(scratch) + i, buffer.dtype)
                 for i, (name, buffer) in enumerate(given)
@@ -391,6 +408,7 @@ class Gemm:
             constexprs=blocks,
             scratch=tuple(buffer for _, buffer in scratch),
             pdl=self.pdl,
+            exchange=self.summer.described if self.summer is not None else None,
             family="gemm",
         )
 

@@ -107,7 +107,7 @@ class Loops:
             # What is read at the same place is asked for before this waits.
             if value in self.emitter.pointers and info.shape == taker.shape:
                 self.emitter.value(value, indices)
-        total = taker.emit(self.emitter, indices, self._summed_pointer, self._rows_shape)
+        total = taker.emit(self.emitter, indices, self._summed_pointer)
         self.emitter.seeds[taker.value, indices] = total
 
     # -- axes -------------------------------------------------------------------------------------------------------
