@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch_mlir import ir
@@ -72,10 +73,10 @@ class _Means:
 
     def memory(self, nbytes: int, members: tuple[tuple[str, ...], ...]) -> Memory | None:
         """Where devices exchange sums of `nbytes`; None where a call of the library is faster."""
-        from topo_opt.collectives.model import MOST_EXCHANGED
+        from topo_opt.collectives.model import MOST_THROUGH_HOST
 
         if self._model is None:  # processes of one host
-            return "host" if nbytes <= MOST_EXCHANGED else None
+            return "host" if nbytes <= MOST_THROUGH_HOST else None
         cost = self._model.cost("all_reduce", nbytes, members, one_call=True)
         if cost.algorithm != "exchange":
             return None
@@ -129,9 +130,7 @@ class _Work:
         element = str(kind.element_type)
         if said["kind"] != "all_reduce" or said["combiner"] != "add" or element not in _SUMMED:
             return None
-        count = 1
-        for size in kind.shape:
-            count *= size
+        count = prod(kind.shape)
         axes = tuple(said["axes"])
         places = groups(self.mesh, axes)
         members = tuple(tuple(self.mesh.devices[rank] for rank in sorted(group)) for group in places)
@@ -167,8 +166,9 @@ class _Work:
             call.erase()
         else:
             name = self._taker(self._copier(ir.RankedTensorType(total.type)), 0, entry, given)
-            if name is None:
-                raise UnsupportedError(f"a sum of {total.type} has no kernel")
+            if name is None:  # a call of the library it stays
+                self._busy.remove(here)
+                return
             self._replace(call, name, [partial])
         if giver is not None:
             maker = partial.owner.operation

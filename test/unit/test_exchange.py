@@ -92,6 +92,7 @@ class Rank:
         (3, 1, torch.float16, 77, False),
         (4, 3, torch.float32, 65, False),
         (4, 0, torch.float32, 64, True),
+        (2, 1, torch.float32, 1, False),
     ],
 )
 def test_a_reader_adds_up_what_all_ranks_give(ranks, place, dtype, size, given):

@@ -71,11 +71,11 @@ class ScheduleCost:
         self.loads: NDArray[np.float64] = np.zeros(len(network.resources))
         self._protocols = _protocols(schedule, network)
         self._phases = [self._terms(phase, network.capacities) for phase in schedule.phases]
-        classes = {route for terms in self._phases for route in terms.classes}
+        classes = self.classes = frozenset(route for terms in self._phases for route in terms.classes)
         self._protocols = {
             name: protocol
             for name, protocol in self._protocols.items()
-            if protocol is None or classes <= set(protocol.hop_ns)
+            if protocol is None or classes <= protocol.hop_ns.keys()
         }
 
     @property

@@ -23,6 +23,8 @@ HIERARCHICAL = "hierarchical"
 MAX_KEPT = 1 << 18
 MOST_EXCHANGED = 1 << 27
 """Bytes of a sum that a kernel adds up itself, at most."""
+MOST_THROUGH_HOST = 1 << 20
+"""The same through the host's memory, of which containers share 64 MiB unless they are told otherwise."""
 REDUCING = 90
 """NVSwitches beside GPUs of this compute capability and above reduce (NVIDIA H100 architecture whitepaper: third generation)."""
 # What a hierarchical collective does: (kind, inside of clusters or across them, its size over that of the whole with
@@ -155,7 +157,7 @@ class CollectiveModel:
             (
                 (*self._time(kind, nbytes, groups, c), c)
                 for c in self.candidates(kind, groups)
-                if (c.cost is not None or not one_call) and (c.name != "exchange" or nbytes <= MOST_EXCHANGED)
+                if (c.cost is not None or not one_call) and _may_carry(c, nbytes)
             ),
             key=lambda entry: entry[0],
         )
@@ -341,6 +343,13 @@ class CollectiveModel:
         routes = [self.network.route(a, b) for group in groups for a, b in pairwise(group)]
         kinds = {self.network.resources[r].kind for route in routes for r in route.resources}
         return tuple(sorted(kinds))
+
+
+def _may_carry(candidate: _Candidate, nbytes: float) -> bool:
+    """Whether an algorithm is for sizes like this."""
+    if candidate.name != "exchange" or candidate.cost is None:
+        return True
+    return nbytes <= (MOST_EXCHANGED if candidate.cost.classes == {"nvlink"} else MOST_THROUGH_HOST)
 
 
 def observations(model: CollectiveModel) -> list[Observation]:

@@ -3,7 +3,7 @@
 
 // What reads a sum of two devices takes it from the other one's memory, and the product that makes a part gives it away.
 // Without a machine nothing is known of how devices reach each other.
-// NOWHERE-COUNT-7: call @collective.all_reduce
+// NOWHERE-COUNT-8: call @collective.all_reduce
 
 // CHECK-LABEL: func.func @main
 // CHECK-NEXT:    %[[PART:.*]] = call @[[MAKER:k_gemm_[0-9a-f]+]](%arg0, %arg1)
@@ -193,4 +193,19 @@ module {
     } -> tensor<1x64xbf16>
     return %s : tensor<1x64xbf16>
   }
+}
+
+// -----
+
+// A sum of one number.
+// CHECK-LABEL: func.func @scalar
+// CHECK-NEXT:    call @{{k_loops_[0-9a-f]+}}(%arg0)
+
+module {
+  shard.grid @mesh(shape = 2) {topo.axes = ["x"], topo.devices = ["gpu0", "gpu1"]}
+  func.func @scalar(%x: tensor<f32>) -> tensor<f32> attributes {topo.function = "main"} {
+    %1 = call @collective.all_reduce.0(%x) : (tensor<f32>) -> tensor<f32>
+    return %1 : tensor<f32>
+  }
+  func.func private @collective.all_reduce.0(tensor<f32>) -> tensor<f32> attributes {topo.collective = {axes = ["x"], combiner = "add", dim = 0 : i64, kind = "all_reduce", source = 0 : i64}}
 }

@@ -23,13 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from topo_opt.codegen.kernel_source import BOXES, TURNS, Param, Scratch
 from topo_opt.codegen.triton.element_types import compute_type, storage_type
 from topo_opt.codegen.triton.emit import Emitter
 from topo_opt.codegen.triton.kernel import Kernel
-from topo_opt.codegen.triton.values import Value
+from topo_opt.codegen.triton.values import Scalar, Value
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
 from topo_opt.runtime.plan import Exchange
@@ -268,23 +269,6 @@ class Summer:
         """Words about the boxes, and the launches of every program."""
         return (self.boxes.words, Scratch("i32", programs, role=TURNS))
 
-    @property
-    def described(self) -> Exchange:
-        """What the memory behind the boxes has to be."""
-        return described(self.boxes)
-
-    def begin(self, writer: Writer) -> None:
-        """What is known before the kernel in front has ended."""
-        self.boxes.begin(writer, gives=True, takes=True)
-
-    def turn(self, writer: Writer) -> None:
-        """Which launch this is."""
-        self.boxes.turn(writer, "tl.program_id(0)")
-
-    def end(self, writer: Writer) -> None:
-        """Counts the launch."""
-        writer.line(f"tl.store({TURNS} + tl.program_id(0), turn + 1)")
-
     def sum(self, emitter: Emitter, part: Value, indices: Sequence[Expr]) -> Value:
         """The sum of this rank's part at some indices and those of the others, rounded to its type."""
         writer = emitter.writer
@@ -297,6 +281,50 @@ class Summer:
         self.boxes.give(writer, bits, offset, mask)
         total = self.boxes.add_up(emitter, bits, offset, mask, self.element)
         return _rounded(writer, total, self.element, depends)
+
+
+class InProduct:
+    """What a product's kernel exchanges, if anything: it gives a result, or adds up what it makes."""
+
+    def __init__(self, kernel: Kernel, emitter: Emitter):
+        self.giver, self.summer = Giver.of(kernel), Summer.of(kernel)
+        if self.giver is not None:
+            emitter.gifts[f"out{self.giver.result}"] = self.giver.give
+        if self.summer is not None:
+            emitter.changed[self.summer.value] = partial(self._sum, self.summer, emitter)
+
+    @staticmethod
+    def _sum(summer: Summer, emitter: Emitter, part: Scalar, indices: Sequence[Expr]) -> Value:
+        if not isinstance(part, Value):
+            raise UnsupportedError("a sum over devices of complex numbers")
+        return summer.sum(emitter, part, indices)
+
+    def begin(self, writer: Writer) -> None:
+        """What is known before the kernel in front has ended."""
+        if self.giver is not None:
+            self.giver.boxes.begin(writer, gives=True, takes=False)
+        if self.summer is not None:
+            self.summer.boxes.begin(writer, gives=True, takes=True)
+
+    def turn(self, writer: Writer) -> None:
+        """Which launch this is, after what ran before has ended. The reader's first program counts for a giver."""
+        if self.giver is not None:
+            self.giver.boxes.turn(writer, "0")
+        if self.summer is not None:
+            self.summer.boxes.turn(writer, "tl.program_id(0)")
+
+    def end(self, writer: Writer, programs: int) -> list[tuple[str, Scratch]]:
+        """Counts the launch; the scratch of the exchange, by parameter."""
+        scratch = self.giver.scratch if self.giver is not None else ()
+        if self.summer is not None:
+            writer.line(f"tl.store({TURNS} + tl.program_id(0), turn + 1)")
+            scratch = self.summer.scratch(programs)
+        return [(p.name, s) for p, s in zip(PARAMS, scratch)]
+
+    @property
+    def described(self) -> Exchange | None:
+        """What the memory behind the boxes of this kernel has to be; a giver uses its reader's."""
+        return described(self.summer.boxes) if self.summer is not None else None
 
 
 def described(boxes: Boxes) -> Exchange:

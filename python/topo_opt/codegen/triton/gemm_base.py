@@ -14,7 +14,7 @@ from topo_opt.codegen.kernel_source import KernelSource, Param, Scratch
 from topo_opt.codegen.triton import dependent_launch, exchange
 from topo_opt.codegen.triton.contraction import find_all
 from topo_opt.codegen.triton.element_types import compute_type, storage_type
-from topo_opt.codegen.triton.emit import Axis, Scalar, Value
+from topo_opt.codegen.triton.emit import Axis, Value
 from topo_opt.codegen.triton.gemm_row_parts import RowParts
 from topo_opt.codegen.triton.gemm_terms import Accumulator, Block, Place, Statistic, is_identity
 from topo_opt.codegen.triton.kernel import Kernel
@@ -63,23 +63,14 @@ class Gemm:
         columns = [self.column(part, symbol("n", self.columns)) for part in range(self.parts)]
         self.packed = steps_in_an_element(graph, pointers, self.contractions, columns)
         self.emitter = RehearsingEmitter(graph, Writer(indent=1), self._axes(), pointers, fast=kernel.fast)
-        self.giver = exchange.Giver.of(kernel)
-        if self.giver is not None:
-            self.emitter.gifts[f"out{self.giver.result}"] = self.giver.give
-        self.summer = exchange.Summer.of(kernel)
-        if self.summer is not None:
-            if self.batch > 1:
-                raise UnsupportedError("a sum over devices of several products")
-            self.emitter.changed[self.summer.value] = self._summed
+        self.exchange = exchange.InProduct(kernel, self.emitter)
+        if self.exchange.described and self.batch > 1:
+            raise UnsupportedError("a sum over devices of several products")
 
     @property
     def writer(self) -> Writer:
         """Where source goes now: a rehearsal has its own."""
         return self.emitter.writer
-
-    def _summed(self, part: Scalar, indices: Sequence[Expr]) -> Value:
-        assert self.summer is not None and isinstance(part, Value)
-        return self.summer.sum(self.emitter, part, indices)
 
     # -- axes -------------------------------------------------------------------------------------------------------
 
@@ -298,19 +289,13 @@ class Gemm:
         """Lets the next kernel start, unless that is to wait for the one before this."""
         for line in dependent_launch.at_start(self.kernel.late_trigger) if self.pdl else ():
             self.writer.line(line)
-        if self.giver is not None:
-            self.giver.boxes.begin(self.writer, gives=True, takes=False)
-        if self.summer is not None:
-            self.summer.begin(self.writer)
+        self.exchange.begin(self.writer)
 
     def wait(self) -> None:
         """Waits for the kernel before this one, where it is launched dependently."""
         for line in dependent_launch.at_wait(self.kernel.late_trigger) if self.pdl else ():
             self.writer.line(line)
-        if self.giver is not None:
-            self.giver.boxes.turn(self.writer, "0")
-        if self.summer is not None:
-            self.summer.turn(self.writer)
+        self.exchange.turn(self.writer)
 
     @property
     def immutable(self) -> frozenset[int]:
@@ -381,21 +366,11 @@ class Gemm:
     ) -> KernelSource:
         """The finished kernel. `scratch` are named temporary buffers."""
         kernel = self.kernel
+        scratch = [*scratch, *self.exchange.end(self.writer, grid[0])]
         params = [
             *self.params,
             *(Param(name, "scratch", i, buffer.dtype) for i, (name, buffer) in enumerate(scratch)),
         ]
-        exchanged = self.giver.scratch if self.giver is not None else ()
-        if self.summer is not None:
-            self.summer.end(self.writer)
-            exchanged = self.summer.scratch(grid[0])
-        if exchanged:
-            given = [(p.name, s) for p, s in zip(exchange.PARAMS, exchanged, strict=True)]
-            params += [
-                Param(name, "scratch", len(scratch) + i, buffer.dtype)
-                for i, (name, buffer) in enumerate(given)
-            ]
-            scratch = [*scratch, *given]
         signature = ", ".join([p.name for p in params] + [f"{b}: tl.constexpr" for b in blocks])
         body = f"@triton.jit\ndef {kernel.name}({signature}):\n{self.writer.text()}"
         return KernelSource(
@@ -408,7 +383,7 @@ class Gemm:
             constexprs=blocks,
             scratch=tuple(buffer for _, buffer in scratch),
             pdl=self.pdl,
-            exchange=self.summer.described if self.summer is not None else None,
+            exchange=self.exchange.described,
             family="gemm",
         )
 
