@@ -24,7 +24,7 @@ MAX_KEPT = 1 << 18
 MOST_EXCHANGED = 1 << 27
 """Bytes of a sum that a kernel adds up itself, at most."""
 MOST_THROUGH_HOST = 1 << 20
-"""The same through the host's memory, of which containers share 64 MiB unless they are told otherwise."""
+"""The same through the host's memory, which every rank writes and reads for each of the others."""
 REDUCING = 90
 """NVSwitches beside GPUs of this compute capability and above reduce (NVIDIA H100 architecture whitepaper: third generation)."""
 # What a hierarchical collective does: (kind, inside of clusters or across them, its size over that of the whole with

@@ -1,19 +1,16 @@
 """Memory that the ranks of a program write for one another, for kernels that exchange (`codegen.triton.exchange`).
 
 Every rank has a box for each such kernel. On GPUs whose memory the others can reach, boxes lie there (symmetric memory); else in
-a file of shared memory that all ranks of a host map, and that the driver maps for the GPU. The file has no name any more when all have
-opened it, so that nothing is left behind by ranks that die.
+memory of the host that all ranks map, and that the driver maps for the GPU. It is a file without a name, so that nothing is left behind by
+ranks that die, and how much of it there may be is no matter of /dev/shm.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import secrets
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -136,44 +133,31 @@ def boxes_of_host(
     file = made or SharedFile(nbytes, len(members), paths[members[0]])
     addresses, memory, held = file.map(device)
     dist.barrier(group=control)
-    file.unlink()
+    file.close()
     return kernel_boxes(kernels, members.index(rank), addresses, device, spans=(memory,), held=held)
 
 
 class SharedFile:
-    """A file of shared memory for the ranks of one group, `nbytes` for each.
+    """Memory of the host for the ranks of one group, `nbytes` for each: a file without a name, which ends with the last process that maps it.
 
-    One rank makes it and tells the others `path`; when all have called `map`, it calls `unlink`.
+    One rank makes it and tells the others `path`; when all have called `map`, it calls `close`.
     """
 
     def __init__(self, nbytes: int, ranks: int, path: str | None = None):
         self.nbytes, self.ranks = max(nbytes, mmap.PAGESIZE), ranks
-        self._made = path is None
+        self._made: int | None = None
         if path is None:
-            folder = "/dev/shm" if os.path.isdir("/dev/shm") else tempfile.gettempdir()
-            path = str(Path(folder) / f"topo-opt-{secrets.token_hex(8)}")
-            with self._open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as file:
-                self._reserve(file, path)
+            self._made = os.memfd_create("topo-opt")
+            path = f"/proc/{os.getpid()}/fd/{self._made}"
+            try:
+                os.posix_fallocate(self._made, 0, self.nbytes * ranks)
+            except OSError as error:
+                self.close()
+                raise InputError(
+                    f"{self.nbytes * ranks} bytes that ranks share can't be reserved: {error.strerror}",
+                    hint="give the processes more memory, or split the model over another mesh",
+                ) from None
         self.path = path
-
-    def _open(self, path: str, flags: int) -> Any:
-        try:
-            return os.fdopen(os.open(path, flags, 0o600), "r+b")
-        except OSError as error:
-            raise InputError(
-                f"the memory that ranks share can't be opened: {error.strerror} ({path})",
-                hint="ranks that exchange through the host's memory need one host and one /dev/shm",
-            ) from None
-
-    def _reserve(self, file: Any, path: str) -> None:
-        try:
-            os.posix_fallocate(file.fileno(), 0, self.nbytes * self.ranks)
-        except OSError as error:
-            os.unlink(path)
-            raise InputError(
-                f"{self.nbytes * self.ranks} bytes that ranks share can't be reserved: {error.strerror}",
-                hint=f"make {os.path.dirname(path)} larger (docker run --shm-size)",
-            ) from None
 
     def map(self, device: torch.device) -> tuple[list[int], torch.Tensor, list[Any]]:
         """Addresses of the part of every rank, all of the memory as a tensor, and what holds it.
@@ -181,10 +165,16 @@ class SharedFile:
         Raises:
             InputError: it cannot be mapped.
         """
-        with self._open(self.path, os.O_RDWR) as file:
-            view = mmap.mmap(file.fileno(), self.nbytes * self.ranks)
+        try:
+            with open(self.path, "r+b") as file:
+                view = mmap.mmap(file.fileno(), self.nbytes * self.ranks)
+        except OSError as error:
+            raise InputError(
+                f"the memory that ranks share can't be opened: {error.strerror} ({self.path})",
+                hint="ranks that exchange through the host's memory run on one host, as one user, and see each other's processes",
+            ) from None
         memory = torch.frombuffer(view, dtype=torch.uint8)
-        if self._made:
+        if self._made is not None:
             memory.fill_(ABSENT)
         held: list[Any] = [view, memory]
         if device.type == "cuda":
@@ -192,10 +182,11 @@ class SharedFile:
         start = memory.data_ptr()
         return [start + rank * self.nbytes for rank in range(self.ranks)], memory, held
 
-    def unlink(self) -> None:
-        """Takes the name away; the memory stays for those who have it."""
-        if self._made:
-            os.unlink(self.path)
+    def close(self) -> None:
+        """Lets nobody open it any more; the memory stays for those who have it."""
+        if self._made is not None:
+            os.close(self._made)
+            self._made = None
 
 
 class _Registered:

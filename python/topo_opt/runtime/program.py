@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("topo_opt.runtime")
 
 
+_LISTED = 16
+"""Buckets that a message names, at most."""
+
+
 class Program:
     """Functions of a bundle, sharing weights and state. Calls from several threads run one after the other."""
 
@@ -357,7 +361,9 @@ class Program:
             return f"{function} is left to ATen as a whole: {entry.aten_reason}"
         candidates = [differences(self.whole_inputs(v), leaves) for v in entry.variants]
         best = min(candidates, key=len)
+        sizes = [" ".join(f"{k}={n}" for k, n in v.bucket.items()) for v in entry.variants]
         tail = f"; {len(candidates)} variants were compiled" if len(candidates) > 1 else ""
+        tail += f": {', '.join(sizes)}" if tail and all(sizes) and len(sizes) <= _LISTED else ""
         return best[0] + tail if best else "no variant fits"
 
 

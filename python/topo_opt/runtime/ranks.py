@@ -34,6 +34,7 @@ log = logging.getLogger("topo_opt.runtime")
 
 TIMEOUT_S = 25.0
 """How long a rank waits for one that is silent, does not come, or gets nowhere: all of them have ended half a minute after one is missing."""
+AGAIN = "load the bundle again on all ranks"
 POLL_S = 0.25
 """Between two looks at the other ranks while a collective waits on a CPU."""
 
@@ -271,7 +272,7 @@ class Ranks:
         """Says why this rank cannot go on and closes its connections, so that the others, which may be waiting for it, fail at once."""
         was_broken = self._broken is not None
         if not was_broken:
-            self._broken = Fault(f"this rank has failed {reason}", hint)
+            self._broken = Fault(f"this rank has failed {reason}", hint or AGAIN)
         self.watch.fail(reason, hint, first=not was_broken)
         if was_broken:
             # Groups in which others are missing cannot be closed in order.
@@ -291,7 +292,7 @@ class Ranks:
 
     def close(self) -> None:
         """Tells the other ranks that this one needs them no more."""
-        self._broken = self._broken or Fault("the program was closed")
+        self._broken = self._broken or Fault("the program was closed", AGAIN)
         self.watch.close()
 
     def reached_by(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
