@@ -43,7 +43,7 @@ class Scratch:
     A `zeroed` one is zero when the kernel starts, and the kernel leaves it zero: all launches of a program share it.
     `boxes` and `turns` (of a kernel with an `Exchange`) belong to the kernel for as long as the program is loaded: int64 words with the
     place of this rank among those that exchange, 0 as long as it should wait for them, and the addresses of their boxes; and
-    the launches of every program.
+    whose turn it is among the sets of a box, for every program.
     """
 
     dtype: str

@@ -93,7 +93,7 @@ class Buffer:
     "zeroed" scratch, in bytes of the memory that every kernel finds zero and leaves zero. A "prepared" buffer is made from
     weights by a load step; those with one `name` are one. A "coordinate" buffer holds the place of this rank on the mesh,
     one number an axis. "boxes" and "turns" belong to the kernel `name`, which exchanges: the place of this rank, whether to wait and the
-    addresses of the boxes; and the launches of every program.
+    addresses of the boxes; and whose turn it is among the sets of a box, for every program.
 
     `sharding`: over which axes of the mesh each dimension of the tensor is split of which `shape` is one part; `whole`: the shape of that
     tensor, where a dimension does not divide, so that the last parts have zeros at their end.

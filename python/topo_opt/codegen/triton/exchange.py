@@ -7,7 +7,7 @@ order, each of them tells by itself that it is there.
 
 A box has three sets of slices, used in turn. A launch of the reader empties the set of the launch before it, which is used again
 two launches later: by then the others have heard from the launch in between, whose part was made after the set was empty.
-Every program of the reader counts its launches (`TURNS`); nothing else has to be kept in step.
+Every program of the reader keeps whose turn it is (`TURNS`); nothing else has to be kept in step.
 
 A product of few rows is maker and reader at once: the program that gives a block waits for the same block of the others. Programs
 start in the order of their numbers on all devices, so that the first of those which wait never waits for one that cannot start.
@@ -93,9 +93,9 @@ class Boxes:
             writer.line(f"own_box = {self._address('2 + place')}")
 
     def turn(self, writer: Writer, program: str) -> None:
-        """Reads the number of this launch of the reader, after what ran before has ended."""
+        """Reads whose turn it is among the sets in this launch of the reader, after what ran before has ended."""
         writer.line(f"turn = tl.load({TURNS} + {program})")
-        writer.line(f"set_of_turn = turn % {SETS} * {self.set}")
+        writer.line(f"set_of_turn = turn * {self.set}")
 
     def bits(self, writer: Writer, source: str) -> str:
         """An element as it travels."""
@@ -216,7 +216,7 @@ class Taker:
 
     @property
     def scratch(self) -> tuple[Scratch, ...]:
-        """Words about the boxes, and the launches of every program."""
+        """Words about the boxes, and whose turn it is for every program."""
         return (self.boxes.words, Scratch("i32", self.programs, role=TURNS))
 
     @property
@@ -240,14 +240,14 @@ class Taker:
         if not self.given:
             boxes.give(writer, bits, offset, mask)
         total = boxes.add_up(emitter, bits, offset, mask, self.element)
-        writer.line(f"tl.store({TURNS} + tl.program_id(0), turn + 1)")
+        writer.line(f"tl.store({TURNS} + tl.program_id(0), (turn + 1) % {SETS})")
         return _rounded(writer, total, self.element, depends)
 
 
 class Summer:
     """A value inside of a product that is added up over devices where it is made: its op has `topo.summed = {axes, ranks, memory}`.
 
-    `topo.kernel` says so too, under `exchange`. Every program counts the launches, whether it makes a block of the value or not.
+    `topo.kernel` says so too, under `exchange`. Every program keeps whose turn it is, whether it makes a block of the value or not.
 
     Raises:
         UnsupportedError: elements of a type that is not summed in f32, or programs of several batches.
@@ -266,7 +266,7 @@ class Summer:
         return Summer(kernel) if "exchange" in kernel.attributes else None
 
     def scratch(self, programs: int) -> tuple[Scratch, ...]:
-        """Words about the boxes, and the launches of every program."""
+        """Words about the boxes, and whose turn it is for every program."""
         return (self.boxes.words, Scratch("i32", programs, role=TURNS))
 
     def sum(self, emitter: Emitter, part: Value, indices: Sequence[Expr]) -> Value:
@@ -314,10 +314,10 @@ class InProduct:
             self.summer.boxes.turn(writer, "tl.program_id(0)")
 
     def end(self, writer: Writer, programs: int) -> list[tuple[str, Scratch]]:
-        """Counts the launch; the scratch of the exchange, by parameter."""
+        """Hands the turn on; the scratch of the exchange, by parameter."""
         scratch = self.giver.scratch if self.giver is not None else ()
         if self.summer is not None:
-            writer.line(f"tl.store({TURNS} + tl.program_id(0), turn + 1)")
+            writer.line(f"tl.store({TURNS} + tl.program_id(0), (turn + 1) % {SETS})")
             scratch = self.summer.scratch(programs)
         return [(p.name, s) for p, s in zip(PARAMS, scratch)]
 
