@@ -15,7 +15,7 @@ from topo_opt.codegen.triton.exchange import SUMMED
 from topo_opt.codegen.triton.kernel import mark, plain
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.base import Pass
-from topo_opt.passes.schedule.outline import callee, clone_nodes, kernels_of, name_kernel
+from topo_opt.passes.schedule.outline import called_by_plans, callee, clone_nodes, kernels_of, name_kernel
 from topo_opt.passes.schedule.roles import Roles
 from topo_opt.sharding.annotate import read_mesh
 from topo_opt.sharding.parts import groups
@@ -23,7 +23,7 @@ from topo_opt.sharding.spec import Mesh
 from topo_opt.structured.graph import element_bytes, read
 
 if TYPE_CHECKING:
-    from topo_opt.collectives import CollectiveModel
+    pass
 
 Memory = Literal["peers", "host"]
 _SUMMED = ("f16", "bf16", "f32")
@@ -66,10 +66,7 @@ class _Means:
         from topo_opt.topology.loading import load
 
         topology = load(name)
-        self._of_host = not topology.links
-        self._model: CollectiveModel | None = None
-        if not self._of_host:
-            self._model = CollectiveModel(topology, exchange=True)
+        self._model = CollectiveModel(topology, exchange=True) if topology.links else None
 
     def memory(self, nbytes: int, members: tuple[tuple[str, ...], ...]) -> Memory | None:
         """Where devices exchange sums of `nbytes`; None where a call of the library is faster."""
@@ -344,13 +341,7 @@ class _Work:
         """Erases kernels and collectives that nothing calls any more."""
         block = self.module.regions[0].blocks[0]
         functions = [v.operation for v in block.operations if v.operation.name == "func.func"]
-        called = {
-            callee(inner.operation)
-            for f in functions
-            if "topo.kernel" not in f.attributes and f.regions[0].blocks
-            for inner in f.regions[0].blocks[0].operations
-            if inner.operation.name == "func.call"
-        }
+        called = called_by_plans(self.module)
         for function in functions:
             name = ir.StringAttr(function.attributes["sym_name"]).value
             replaced = name in self.kernels or name in self.collectives

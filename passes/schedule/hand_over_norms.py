@@ -14,7 +14,14 @@ from topo_opt.codegen.triton.contraction import SMALL_ROWS
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.base import Pass
 from topo_opt.passes.schedule.leading_norm import LeadingNorm, norm_of, parts_of, sum_of_parts
-from topo_opt.passes.schedule.outline import callee, clone_nodes, computed_from, kernels_of, name_kernel
+from topo_opt.passes.schedule.outline import (
+    called_by_plans,
+    callee,
+    clone_nodes,
+    computed_from,
+    kernels_of,
+    name_kernel,
+)
 from topo_opt.passes.schedule.roles import Roles
 from topo_opt.structured.graph import Graph, read
 
@@ -239,15 +246,7 @@ class _Work:
 
     def erase_unused(self) -> None:
         """Erases kernels that nothing calls any more."""
-        block = self.module.regions[0].blocks[0]
-        functions = [v.operation for v in block.operations if v.operation.name == "func.func"]
-        called = {
-            callee(inner.operation)
-            for f in functions
-            if "topo.kernel" not in f.attributes and f.regions[0].blocks
-            for inner in f.regions[0].blocks[0].operations
-            if inner.operation.name == "func.call"
-        }
+        called = called_by_plans(self.module)
         for share in self._shares.values():
             share.erase()
         for name, kernel in self.kernels.items():

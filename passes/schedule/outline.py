@@ -33,6 +33,20 @@ def kernels_of(module: ir.Operation) -> dict[str, ir.Operation]:
     }
 
 
+def called_by_plans(module: ir.Operation) -> set[str]:
+    """The names of all functions that plan functions call."""
+    functions = [
+        v.operation for v in module.regions[0].blocks[0].operations if v.operation.name == "func.func"
+    ]
+    return {
+        callee(inner.operation)
+        for f in functions
+        if "topo.kernel" not in f.attributes and f.regions[0].blocks
+        for inner in f.regions[0].blocks[0].operations
+        if inner.operation.name == "func.call"
+    }
+
+
 def callee(call: ir.Operation) -> str:
     """The name of the function that a `func.call` calls."""
     return ir.FlatSymbolRefAttr(call.attributes["callee"]).value

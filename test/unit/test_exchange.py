@@ -11,11 +11,13 @@ import torch
 from torch_mlir import ir
 
 from topo_opt import dialects
+from topo_opt.codegen.plan import _kernel
 from topo_opt.codegen.triton import lower_kernel
 from topo_opt.codegen.triton.exchange import SETS
 from topo_opt.errors import InputError, UnsupportedError, UntrustedError
 from topo_opt.runtime import boxes, plan_check
 from topo_opt.runtime import plan as rt
+from topo_opt.runtime.executor import kernel_arguments
 from topo_opt.runtime.interpreter import interpreting, launch
 from topo_opt.runtime.kernel_module import load_function
 from topo_opt.tuning.key import canonical
@@ -76,13 +78,15 @@ class Rank:
         return self.memory[rank].view(BITS[dtype]).view(SETS, len(self.memory) - 1, -1)
 
     def run(self, arguments):
-        names = [p.name for p in self.source.params]
         given = arguments | {"boxes": self.boxes.words, "turns": self.boxes.turns}
-        tensors = [given[n] for n in names]
+        kinds = {"arg": "in{}", "result": "out{}"}
+        tensors = [given[kinds.get(p.kind, p.name).format(p.index)] for p in self.source.params]
         with interpreting():
             function = load_function(self.source.source, "k.py", self.source.name)
-            bound = dict(zip(names, tensors)) | dict(self.source.constexprs)
-            launch(function, self.source.grid, bound, [*tensors, *self.boxes.spans])
+            kernel = _kernel("k", self.source, None)
+            launch(
+                function, self.source.grid, kernel_arguments(kernel, tensors), [*tensors, *self.boxes.spans]
+            )
 
 
 @pytest.mark.parametrize(
@@ -167,8 +171,6 @@ def test_a_product_gives_what_it_stores(rows, n):
     torch.manual_seed(0)
     out = torch.empty(rows, n, dtype=torch.bfloat16)
     given = {"in0": torch.randn(rows, k).bfloat16(), "in1": torch.randn(n, k).bfloat16(), "out0": out}
-    if any(p.descriptor for p in source.params):
-        pytest.skip("descriptors are made by the launcher")
     rank.run(given)
     for r in range(ranks):
         box = rank.slices(r, torch.bfloat16)
