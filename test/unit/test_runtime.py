@@ -1,5 +1,6 @@
 """runtime.program on the CPU: calls, state, weights, fallbacks, structure of arguments and results."""
 
+import contextlib
 import threading
 from types import SimpleNamespace
 
@@ -140,6 +141,27 @@ def test_a_kernel_that_fails_half_way_leaves_no_dirt_in_the_zeroed_scratch(progr
         patch.setattr(interpreter, "launch", dirty)
         program.decode(x, row)
     assert torch.equal(program.decode(x, row)[1], total)
+
+
+@pytest.mark.parametrize(
+    "assembly, message", [("griddepcontrol.wait; // $0", None), ("brkpt; // $0", "no assembly: brkpt")]
+)
+def test_of_assembly_the_interpreter_runs_a_wait_for_the_kernel_in_front_alone(assembly, message):
+    source = f"""import triton
+import triton.language as tl
+
+
+@triton.jit
+def k(out):
+    tl.inline_asm_elementwise("{assembly}", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    tl.store(out, 3)
+"""
+    out = torch.zeros(1, dtype=torch.int32)
+    with interpreter.interpreting(), contextlib.ExitStack() as stack:
+        if message:
+            stack.enter_context(pytest.raises(KernelError, match=message))
+        interpreter.launch(load_function(source, "k.py", "k"), (1, 1, 1), {"out": out}, [out])
+    assert out.item() == (0 if message else 3)
 
 
 def test_an_access_outside_a_buffer_is_an_error_not_a_crash(folder):

@@ -40,6 +40,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
+def wait_in_loop():
+    tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def k_attention_9f26031f91(in0, in1, in2, in3, in4, out0, part_acc, part_best, part_total, arrivals, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
     gdc_launch_dependents()
     pid = tl.program_id(0)
@@ -82,7 +87,7 @@ def k_attention_9f26031f91(in0, in1, in2, in3, in4, out0, part_acc, part_best, p
         a5 = tl.load(in3 + nx, mask=nx_mask, other=0)
         allowed_next = a5
         if n0 == low:
-            gdc_wait()
+            wait_in_loop()
             i6 = b * 512 + g * 256 + row * 64 + d
             a7 = tl.load(in0 + i6, mask=row_mask, other=0)
             query = a7

@@ -24,7 +24,7 @@ from topo_opt.codegen.triton.attention_early import EarlyKeys
 from topo_opt.codegen.triton.attention_scores import NEVER, Bounds
 from topo_opt.codegen.triton.attention_space import MOST_ROWS
 from topo_opt.codegen.triton.attention_split import Split, exponential
-from topo_opt.codegen.triton.dependent_launch import WAIT
+from topo_opt.codegen.triton.dependent_launch import WAIT, WAIT_IN_LOOP
 from topo_opt.codegen.triton.element_types import dot_precision, storage_type
 from topo_opt.codegen.triton.emit import Axis, Value
 from topo_opt.codegen.triton.kernel import Kernel
@@ -254,7 +254,7 @@ class _Attention(EarlyKeys):
                 line(f"allowed_next = {self._mask_of('nx')}")
             if self.early:
                 with self.emitter.scope(f"if n0 == {bounds.low}:"):
-                    line(WAIT)
+                    line(WAIT_IN_LOOP)
                     self._admit(self._query(), bounds)
             keys, tests = self._keys()
             scores = bind(f"tl.dot({query}, {keys}{exact})", "qk")

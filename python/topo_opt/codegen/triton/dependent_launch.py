@@ -10,7 +10,7 @@ What a kernel two launches back wrote is `settled` when the kernel in between le
 is late): by then the one before it has finished. Such arguments may be loaded early too (`topo-mark-settled-arguments`).
 
 A kernel may also wait where its own source says, in the first turn of a loop, so that what the compiler requests ahead of that loop
-comes early (`attention_early`).
+comes early (`attention_early`). Such a wait is a function of the file's own (`WAIT_IN_LOOP`).
 
 `arrange` proves on the source which statements may stand before the wait: assignments of a name that is assigned once, made of
 index arithmetic and of loads from immutable parameters alone. It moves the ones that such a load needs, and no others.
@@ -25,12 +25,22 @@ from dataclasses import dataclass
 
 TRIGGER = "gdc_launch_dependents()"
 WAIT = "gdc_wait()"
+WAIT_IN_LOOP = "wait_in_loop()"
 IMPORT = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait"
+# Triton's own wait is, from 3.9 on, an operation that keeps the pipeliner from requesting ahead in a loop it stands in. "memory" lets
+# no load behind the wait move in front of it.
+_WAIT_IN_LOOP = """@triton.jit
+def wait_in_loop():
+    tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r,~{memory}", [], dtype=tl.int32, is_pure=False, pack=1)
+
+
+"""
 # Functions of `tl` whose result depends on their arguments and the program alone.
 _PURE = frozenset({
     "arange", "broadcast_to", "cdiv", "expand_dims", "full", "max", "maximum", "min", "minimum", "multiple_of", "num_programs",
     "pointer_type", "program_id", "reshape", "where", "zeros",
 })  # fmt: skip
+_WAITS = (WAIT, WAIT_IN_LOOP)
 _PURE_METHODS = frozenset({"to", "reshape"})
 
 
@@ -56,6 +66,11 @@ def at_wait(late: bool) -> tuple[str, ...]:
     return (WAIT, TRIGGER) if late else (WAIT,)
 
 
+def prelude(body: str) -> str:
+    """Definition of the wait that `body` calls inside of a loop, if it does."""
+    return _WAIT_IN_LOOP if WAIT_IN_LOOP in body else ""
+
+
 def arrange(
     lines: Sequence[str], immutable: Collection[str], free: Collection[str], *, late: bool = False
 ) -> list[str]:
@@ -69,7 +84,7 @@ def arrange(
 
     A body that has its own waits, the last of them outside of loops, stays as it is.
     """
-    if any(line.strip() == WAIT for line in lines):
+    if any(line.strip() in _WAITS for line in lines):
         return _as_it_waits(lines, {*immutable, *free}, late)
     statements = _statements(lines)
     early = _before_wait(statements, frozenset(immutable), frozenset(free))
@@ -83,7 +98,7 @@ def _as_it_waits(lines: Sequence[str], known: Collection[str], late: bool) -> li
     """A body with its own waits. What stands in front of the statement with the first one must be made of what is known alone."""
     made = {"tl", "float", "int", "True", "False", *known}
     for statement in _statements(lines):
-        if any(line.strip() == WAIT for line in statement.lines):
+        if any(line.strip() in _WAITS for line in statement.lines):
             break
         assert statement.reads <= made | statement.stores, (
             f"{statement.lines} reads what is not complete before the wait"

@@ -164,7 +164,9 @@ class Kernel:
         text = "\n".join(f.get_asm(use_local_scope=True).rstrip("\n") for f in functions)
         text = text.replace("\\", "/").replace('"""', "'''")
         imports = f"{dependent_launch.IMPORT}\n" if dependent_launch.WAIT in body else ""
-        return _HEADER.format(ir=text, imports=imports) + prelude(body) + body
+        return (
+            _HEADER.format(ir=text, imports=imports) + dependent_launch.prelude(body) + prelude(body) + body
+        )
 
 
 def _pointer_type(element: str) -> str:
