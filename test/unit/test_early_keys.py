@@ -17,7 +17,7 @@ from torch_mlir import ir
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from topo_opt.codegen.triton import lower_kernel
+from topo_opt.codegen.triton import lower_kernel, pack
 from topo_opt.codegen.triton.dependent_launch import TRIGGER, WAIT, WAIT_IN_LOOP, arrange
 from topo_opt.dialects import load
 from topo_opt.runtime.interpreter import interpreting, launch
@@ -282,6 +282,12 @@ def test_a_late_trigger_stands_behind_the_last_wait():
     lines = [line.strip() for line in source.source.split("def k_attention")[1].splitlines()]
     assert lines.count(WAIT_IN_LOOP) == lines.count(WAIT) == 1 and lines.count(TRIGGER) == 1
     assert lines[lines.index(TRIGGER) - 1] == WAIT and lines.index(WAIT) > lines.index(WAIT_IN_LOOP)
+
+
+def test_a_kernel_that_waits_in_its_loop_can_be_a_member_of_a_pack():
+    source = kernel([*inputs(), torch.tensor([3])])
+    assert early(source) and pack.obstacle(source) is None
+    assert source.source.count("def wait_in_loop") == 1
 
 
 def test_a_body_that_waits_may_not_read_before_what_is_not_known():

@@ -27,6 +27,8 @@ TRIGGER = "gdc_launch_dependents()"
 WAIT = "gdc_wait()"
 WAIT_IN_LOOP = "wait_in_loop()"
 IMPORT = "from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait"
+FUNCTIONS = ("wait_in_loop",)
+"""Functions that a file with such a kernel defines (`prelude`)."""
 # Triton's own wait is, from 3.9 on, an operation that keeps the pipeliner from requesting ahead in a loop it stands in. "memory" lets
 # no load behind the wait move in front of it.
 _WAIT_IN_LOOP = """@triton.jit

@@ -23,13 +23,15 @@ from dataclasses import dataclass
 from torch_mlir import ir
 
 from topo_opt.codegen.kernel_source import KernelSource, Param, Scratch
-from topo_opt.codegen.triton.fast_functions import FUNCTIONS
+from topo_opt.codegen.triton import dependent_launch, fast_functions
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.reductions import PRELUDE
 from topo_opt.errors import UnsupportedError
 
 _PROGRAM = re.compile(r"\btl\.program_id\((?:axis=)?([012])\)")
 _PROGRAMS = re.compile(r"\btl\.num_programs\((?:axis=)?([012])\)")
+_SHARED = frozenset((*PRELUDE, *fast_functions.FUNCTIONS, *dependent_launch.FUNCTIONS))
+"""Functions that a file defines where a kernel in it names them."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,7 @@ def _functions(source: KernelSource) -> dict[str, str]:
         if isinstance(node, ast.FunctionDef):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             found[node.name] = "\n".join(lines[first - 1 : node.end_lineno]) + "\n"
-            if node.name not in (source.name, *PRELUDE, *FUNCTIONS):
+            if node.name not in (source.name, *_SHARED):
                 raise UnsupportedError(f"kernel {source.name} has the function {node.name} beside its own")
         elif not isinstance(node, (ast.Import, ast.ImportFrom, ast.Expr)):
             raise UnsupportedError(f"kernel {source.name} has more than functions in its file")
