@@ -6,7 +6,8 @@
 
 `--prepare` writes a bundle of the case (`gpu_models.py`) as it is compiled now, and one for each other promising tile of each of its
 kernels: the best of those that `--entries` have times for, then the first candidates of the search. `--run` replays them in turn
-with the first one, tests that results agree, and prints the time of a replay beside the first one's. `--choose` puts the tiles
+with the first one, tests that results agree, and prints the time of a replay beside the first one's. A case `CASE@WAY` is one of
+`two_gpus_cases.py` split that way over two devices; one of its ranks runs alone (`lone_rank.py`). `--choose` puts the tiles
 that were faster by more than the noise in front in a file of tuning data; prepared anew, the next round starts from them.
 """
 
@@ -18,13 +19,15 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from bench_models import CASES
+from bench_models import CASES, Work
 from gpu_models import tensors
+from lone_rank import load_alone
+from two_gpus_cases import cases, options_of
 
 BASE = "base"
 CLOSE = 1.15
@@ -45,7 +48,9 @@ AGREE = 6e-2
 all layers. Eager's own error in these programs is 0.03 to 0.06 (benchmarks/results/kernels-h200.md)."""
 
 
-def prepare(folder: Path, case: str, places: list[Path], kernels: tuple[str, ...]) -> None:
+def prepare(
+    folder: Path, case: str, places: list[Path], kernels: tuple[str, ...], also: Sequence[tuple[str, int]]
+) -> None:
     from torch_mlir import ir
 
     from topo_opt import driver
@@ -55,10 +60,13 @@ def prepare(folder: Path, case: str, places: list[Path], kernels: tuple[str, ...
     from topo_opt.tuning.ship import entries_of
     from topo_opt.tuning.subjects import subjects_of
 
-    work = CASES[case]("meta")
+    name, _, way = case.partition("@")
+    work = work_of(case, "meta")
     with torch.no_grad():
         program = torch.export.export(work.module, work.inputs, strict=False)
     options = driver.Options(topology="h200-x1", pack_weights=False)
+    if way:
+        options = options_of(cases(small=False)[name], way, program, work, "h200-x2")
     compilation = driver.with_kernels({"main": program}, options)
     known = {e.key.text: e for place in places for e in entries_of(place)}
     device = options.machine.primary
@@ -77,9 +85,10 @@ def prepare(folder: Path, case: str, places: list[Path], kernels: tuple[str, ...
             if entry:
                 timed = sorted(entry.timed, key=lambda t: t.us)
                 tiles = [t.tile for t in timed if t.us <= CLOSE * timed[0].us]
+            tiles = [{**form.own, key: value} for key, value in also] + list(tiles)
             tried = 0
             for tile in tiles:
-                if tried == MOST:
+                if tried == MOST + len(also):
                     break
                 if dict(tile) == dict(form.own):
                     continue
@@ -89,6 +98,8 @@ def prepare(folder: Path, case: str, places: list[Path], kernels: tuple[str, ...
                 try:
                     source = other.lower(tile)
                 except UnsupportedError:
+                    continue
+                if source.source == compilation.sources[subject.symbol].source:
                     continue
                 other.apply(tile)
                 name = f"{subject.symbol}.{tried}"
@@ -109,6 +120,12 @@ def prepare(folder: Path, case: str, places: list[Path], kernels: tuple[str, ...
     print(f"{case}: {len(rows)} programs", flush=True)
 
 
+def work_of(case: str, device: str) -> Work:
+    """The model of a case, split or not."""
+    name, _, way = case.partition("@")
+    return cases(small=False)[name].build(device) if way else CASES[name](device)
+
+
 def write(compilation: Any, module: Any, sources: Mapping[str, Any], out: Path) -> None:
     """A bundle of a module whose kernels have these sources."""
     from topo_opt.bundle_output import variant_request
@@ -123,10 +140,8 @@ def write(compilation: Any, module: Any, sources: Mapping[str, Any], out: Path) 
 
 def run(folder: Path, case: str) -> Iterator[dict[str, Any]]:
     """Replays all programs of a case in turn with the first one."""
-    from topo_opt import runtime
-
     torch.manual_seed(0)
-    work = CASES[case]("cuda")
+    work = work_of(case, "cuda")
     for name, buffer in work.module.named_buffers():
         if name.endswith(("keys", "values")):
             buffer.normal_()
@@ -136,7 +151,7 @@ def run(folder: Path, case: str) -> Iterator[dict[str, Any]]:
     def load(name: str) -> tuple[Any, torch.Tensor]:
         for key, value in changing.items():
             state[key].copy_(value)
-        program = runtime.load(folder / case / name, "cuda", weights=state, launch="graph")
+        program = load_alone(folder / case / name, "cuda", state)
         result = program(*work.inputs).clone()
         return program, result
 
@@ -226,6 +241,9 @@ def main() -> int:
     parser.add_argument("--prepare", type=Path, metavar="DIR")
     parser.add_argument("--entries", type=Path, nargs="*", default=[], metavar="CACHE|FILE")
     parser.add_argument("--kernels", nargs="*", default=["k_"], metavar="PREFIX", help="vary only these")
+    parser.add_argument(
+        "--also", nargs="*", default=[], metavar="KEY=N", help="try the own tile with this, too"
+    )
     parser.add_argument("--run", type=Path, metavar="DIR")
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument("--choose", type=Path, metavar="JSONL")
@@ -235,8 +253,9 @@ def main() -> int:
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     if arguments.prepare:
+        also = [(key, int(value)) for key, _, value in (a.partition("=") for a in arguments.also)]
         for case in arguments.cases:
-            prepare(arguments.prepare, case, arguments.entries, tuple(arguments.kernels))
+            prepare(arguments.prepare, case, arguments.entries, tuple(arguments.kernels), also)
     if arguments.run:
         torch.set_grad_enabled(False)
         for case in arguments.cases or sorted(p.name for p in arguments.run.iterdir() if p.is_dir()):

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from two_gpus_cases import AXIS, Case, cases, residual_pins
+from two_gpus_cases import Case, cases, options_of
 
 AGAIN = 3
 """Exit code: something is left to be measured, by new processes."""
@@ -62,18 +62,7 @@ def prepare(folder: Path, names: list[str], topology: str, small: bool) -> int:
 def _prepare_way(out: Path, case: Case, way: str, program: Any, work: Any, topology: str) -> dict[str, Any]:
     from topo_opt import driver
 
-    single = "cpu" if topology == "cpu" else "h200-x1"
-    options = driver.Options(topology=single, pack_weights=False)
-    if way != "one":
-        split = case.ways[way]
-        mesh = f"{AXIS}=2" if split.pins is not None or topology == "cpu" else "auto"
-        pins = list(split.pins or ())
-        options = driver.Options(topology=topology, mesh=mesh, planner=_pinned(pins), pack_weights=False)
-        if split.residuals:
-            looked = driver.start({"main": program}, options)
-            driver.schedule(looked)
-            pins += residual_pins(looked.plans[0], work)
-            options = driver.Options(topology=topology, mesh=mesh, planner=_pinned(pins), pack_weights=False)
+    options = options_of(case, way, program, work, topology)
     done = driver.compile({"main": program}, options, out)
     (row,) = done.report.functions
     plan = done.plans[0] if done.plans else None
@@ -84,10 +73,6 @@ def _prepare_way(out: Path, case: Case, way: str, program: Any, work: Any, topol
         "collectives": row.collectives,
         "digest": hashlib.sha256((out / "plan.json").read_bytes()).hexdigest()[:16],
     }
-
-
-def _pinned(pins: list[str]) -> dict[str, str]:
-    return {"pin": ";".join(pins)} if pins else {}
 
 
 class Log:

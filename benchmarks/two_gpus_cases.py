@@ -1,7 +1,7 @@
 """What `two_gpus.py` measures: cases, and for each the ways in which it is split over two devices.
 
-A way is `planned` (the planner's own choice of mesh and shardings) or pins on a mesh of two: `data` replicates the weights and splits the batch,
-`tensor` splits heads and hidden units (TP2), `sequence` is `tensor` with what is added up between the products split by positions,
+A way is `planned` (the planner's own choice of mesh and shardings) or pins on a mesh of two: `data` replicates the weights and splits the batch
+(of inputs, caches and what layers add up), `tensor` splits heads and hidden units (TP2), `sequence` is `tensor` with what is added up between the products split by positions,
 `experts` splits the experts.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from bench_models import LLAMA_1B, LLAMA_8B, DecoderShape, Work, bert, decode, prefill, qwen3_moe_block
 
@@ -35,10 +35,10 @@ Pins = Sequence[str]
 
 @dataclass(frozen=True)
 class Way:
-    """How a case is split: pins; None leaves all to the planner. `residuals` splits what layers add up by its positions, too."""
+    """How a case is split: pins; None leaves all to the planner. `residuals`: by which of its dimensions what layers add up is split, too."""
 
     pins: Pins | None = None
-    residuals: bool = False
+    residuals: Literal["batch", "positions"] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ def cases(small: bool) -> dict[str, Case]:
         for batch in batches:
             ways = PLANNED | {"tensor": Way([*TENSOR, *HEADS])}
             if batch > 1:
-                ways["data"] = Way([*WHOLE, *BATCH])
+                ways["data"] = Way([*WHOLE, *BATCH], "batch")
             found[f"{name}-decode-b{batch}"] = Case(decode(shapes[name], batch, cache), ways, peer=True)
 
     def prompts(name: str, some: Sequence[int]) -> None:
         for length in some:
             shape = replace(shapes[name], positions=length)
-            ways = PLANNED | {"tensor": Way(TENSOR), "sequence": Way(TENSOR, residuals=True)}
+            ways = PLANNED | {"tensor": Way(TENSOR), "sequence": Way(TENSOR, "positions")}
             found[f"{name}-prefill-{length}"] = Case(prefill(shape, length), ways, peer=True)
 
     decoders("llama8b", (1, 32))
@@ -100,14 +100,44 @@ def cases(small: bool) -> dict[str, Case]:
     return found
 
 
-def residual_pins(plan: Any, work: Work) -> list[str]:
-    """Pins by which the sums between layers, by the names that the planner has for them, are split by positions."""
-    rows = tuple(work.inputs[0].shape)
+def options_of(case: Case, way: str, program: Any, work: Work, topology: str) -> Any:
+    """How the compiler is called for a way of a case; "one" is a single device.
+
+    Raises:
+        ValueError: the plan does not name what layers add up.
+    """
+    from topo_opt import driver
+
+    if way == "one":
+        single = "cpu" if topology == "cpu" else "h200-x1"
+        return driver.Options(topology=single, pack_weights=False)
+    split = case.ways[way]
+    mesh = f"{AXIS}=2" if split.pins is not None or topology == "cpu" else "auto"
+
+    def pinned(pins: Sequence[str]) -> driver.Options:
+        planner = {"pin": ";".join(pins)} if pins else {}
+        return driver.Options(topology=topology, mesh=mesh, planner=planner, pack_weights=False)
+
+    options = pinned(split.pins or ())
+    if split.residuals is None:
+        return options
+    looked = driver.start({"main": program}, options)
+    driver.schedule(looked)
+    return pinned([*(split.pins or ()), *_residual_pins(looked.plans[0], work, split.residuals)])
+
+
+def _residual_pins(plan: Any, work: Work, dimension: str) -> list[str]:
+    """Pins by which the sums between layers, and where the batch is split all products, are split by a dimension.
+
+    Else the planner takes whole weights, too, by columns and rows. The names are those that it has for the values.
+    """
+    rows, names = tuple(work.inputs[0].shape), ("add", "linear") if dimension == "batch" else ("add",)
     sums = {
         value.name
         for value in plan.graph.values
-        if value.name.startswith("add") and len(value.shape) == 3 and tuple(value.shape[:2]) == rows
+        if value.name.startswith(names) and len(value.shape) == 3 and tuple(value.shape[:2]) == rows
     }
     if not sums:
         raise ValueError("the plan names no sums between layers")
-    return [f"{name}=_,{AXIS},_" for name in sorted(sums)]
+    layout = f"{AXIS},_,_" if dimension == "batch" else f"_,{AXIS},_"
+    return [f"{name}={layout}" for name in sorted(sums)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -82,9 +82,7 @@ class CollectiveCall:
     def _reduce_scatter(self) -> None:
         parts = self._split(self.source, self.step.dim)
         if self.on_gpu:
-            received = torch.empty_like(parts[0])
-            self._done(_reduce_scatter, received, self._grouped(parts), op=self.op)
-            self.target.copy_(received)
+            self._done(_reduce_scatter, self.target, self._grouped(parts), op=self.op)
             return
         # gloo has no such operation for all types.
         total = self.source.clone()
@@ -95,13 +93,13 @@ class CollectiveCall:
 
     def _all_gather(self) -> None:
         mine = self.source.contiguous()
-        received = mine.new_empty((self.n, *mine.shape))
+        received = self._room(mine.shape, self.step.dim)
         self._done(_all_gather, received.flatten(0, 1) if mine.dim() else received, mine)
         self._store(received, self.step.dim)
 
     def _all_to_all(self) -> None:
         parts = self._grouped(self._split(self.source, self.step.dim))
-        received = torch.empty_like(parts)
+        received = self._room(parts.shape[1:], self.step.source)
         self._done(dist.all_to_all_single, received, parts)
         self._store(received, self.step.source)
 
@@ -114,8 +112,16 @@ class CollectiveCall:
         """Parts by their place in the group, dense."""
         return (parts if self.back is None else parts.index_select(0, self.back)).contiguous()
 
+    def _room(self, shape: Sequence[int], dim: int) -> torch.Tensor:
+        """Memory for a part of this shape from every place: the target's own, where they lie there as they come."""
+        if self.order is None and all(size == 1 for size in self.target.shape[:dim]):
+            return self.target.view(self.n, *shape)
+        return self.target.new_empty((self.n, *shape))
+
     def _store(self, received: torch.Tensor, dim: int) -> None:
-        """Puts what came from the group, by place, side by side along a dimension."""
+        """Puts what came from the group, by place, side by side along a dimension of the target."""
+        if received.data_ptr() == self.target.data_ptr():
+            return
         ordered = received if self.order is None else received.index_select(0, self.order)
         shape = list(self.target.shape)
         inner = (*shape[:dim], self.n, shape[dim] // self.n, *shape[dim + 1 :])
