@@ -27,6 +27,7 @@ PASSES = {
     "topo-sink-row-scale": "topo_opt.passes.schedule.sink_row_scale:SinkRowScale",
     "topo-form-expert-kernels": "topo_opt.passes.schedule.form_expert_kernels:FormExpertKernels",
     "topo-form-kernels": "topo_opt.passes.schedule.form_kernels:FormKernels",
+    "topo-exchange-parts": "topo_opt.passes.schedule.exchange_parts:ExchangeParts",
     "topo-exchange-sums": "topo_opt.passes.schedule.exchange_sums:ExchangeSums",
     "topo-hand-over-norms": "topo_opt.passes.schedule.hand_over_norms:HandOverNorms",
     "topo-split-long-rows": "topo_opt.passes.schedule.split_long_rows:SplitLongRows",

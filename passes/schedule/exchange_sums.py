@@ -5,28 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from torch_mlir import ir
 from torch_mlir.dialects import func
 
 from topo_opt.codegen.triton.contraction import SMALL_ROWS, VECTOR_ROWS, find_all
-from topo_opt.codegen.triton.exchange import SUMMED
+from topo_opt.codegen.triton.exchange import ELEMENTS, SUMMED
 from topo_opt.codegen.triton.kernel import mark, plain
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.base import Pass
+from topo_opt.passes.schedule.exchange_means import Means
 from topo_opt.passes.schedule.outline import called_by_plans, callee, clone_nodes, kernels_of, name_kernel
 from topo_opt.passes.schedule.roles import Roles
 from topo_opt.sharding.annotate import read_mesh
-from topo_opt.sharding.parts import groups
-from topo_opt.sharding.spec import Mesh
 from topo_opt.structured.graph import element_bytes, read
-
-if TYPE_CHECKING:
-    pass
-
-Memory = Literal["peers", "host"]
-_SUMMED = ("f16", "bf16", "f32")
 
 
 @dataclass(frozen=True)
@@ -50,7 +43,7 @@ class ExchangeSums(Pass):
         mesh = read_mesh(module.operation)
         if mesh is None or len(mesh.devices) < 2 or self.topology is None:
             return
-        work = _Work(module.operation, mesh, _Means(self.topology))
+        work = _Work(module.operation, Means(self.topology, mesh))
         for view in list(module.operation.regions[0].blocks[0].operations):
             op = view.operation
             if op.name == "func.func" and op.regions[0].blocks and "topo.kernel" not in op.attributes:
@@ -58,37 +51,10 @@ class ExchangeSums(Pass):
         work.erase_unused()
 
 
-class _Means:
-    """How the devices of a topology exchange."""
-
-    def __init__(self, name: str):
-        from topo_opt.collectives import CollectiveModel
-        from topo_opt.topology.loading import load
-
-        topology = load(name)
-        self._model = CollectiveModel(topology, exchange=True) if topology.links else None
-
-    def memory(self, nbytes: int, members: tuple[tuple[str, ...], ...]) -> Memory | None:
-        """Where devices exchange sums of `nbytes`; None where a call of the library is faster."""
-        from topo_opt.collectives.model import MOST_THROUGH_HOST
-
-        if self._model is None:  # processes of one host
-            return "host" if nbytes <= MOST_THROUGH_HOST else None
-        cost = self._model.cost("all_reduce", nbytes, members, one_call=True)
-        if cost.algorithm != "exchange":
-            return None
-        network = self._model.network
-        classes = {
-            network.route(a, b).route_class for group in members for a in group for b in group if a != b
-        }
-        return "peers" if classes == {"nvlink"} else "host"
-
-
 @dataclass
 class _Work:
     module: ir.Operation
-    mesh: Mesh
-    means: _Means
+    means: Means
     kernels: dict[str, ir.Operation] = field(init=False)
     collectives: dict[str, Any] = field(init=False)
     _at: dict[int, int] = field(default_factory=dict)
@@ -125,23 +91,10 @@ class _Work:
         said = self.collectives[callee(call)]
         kind = ir.RankedTensorType(call.results[0].type)
         element = str(kind.element_type)
-        if said["kind"] != "all_reduce" or said["combiner"] != "add" or element not in _SUMMED:
+        if said["kind"] != "all_reduce" or said["combiner"] != "add" or element not in ELEMENTS:
             return None
-        count = prod(kind.shape)
-        axes = tuple(said["axes"])
-        places = groups(self.mesh, axes)
-        members = tuple(tuple(self.mesh.devices[rank] for rank in sorted(group)) for group in places)
-        memory = self.means.memory(count * element_bytes(element), members) if count else None
-        if memory is None:
-            return None
-        with call.context:
-            return ir.DictAttr.get(
-                {
-                    "axes": ir.ArrayAttr.get([ir.StringAttr.get(axis) for axis in axes]),
-                    "ranks": _integer(len(members[0]), call.context),
-                    "memory": ir.StringAttr.get(memory),
-                }
-            )
+        nbytes = prod(kind.shape) * element_bytes(element)
+        return self.means.entry("all_reduce", nbytes, said["axes"], call.context)
 
     def _take(self, call: ir.Operation, entry: ir.DictAttr) -> None:
         partial, total = call.operands[0], call.results[0]

@@ -222,7 +222,7 @@ def test_a_product_of_few_rows_adds_up_what_it_makes(rows, n, dtype):
 
 
 def test_only_floats_are_added_up():
-    with pytest.raises(UnsupportedError, match="type i32 are not added up"):
+    with pytest.raises(UnsupportedError, match="type i32 are not exchanged"):
         lowered(reader_text(64, torch.int32, 2, given=False))
 
 

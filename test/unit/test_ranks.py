@@ -189,7 +189,7 @@ SCENARIOS = (
         "load-out_of_memory": ("rank 1 failed loading the bundle: memory ran out: ", 6),
         "load-stopped": ("rank 1 has given no sign of life for 3 s; it was last reading the weight down.weight", 9),
         "call-elsewhere": ("rank 1 has not come within 3 s; it was last done in call 1 of main", 9),
-        "call-stopped": ("rank 1 has given no sign of life for 3 s; it was last done in call 1 of main", 9),
+        "call-stopped": ("rank 1 has given no sign of life for ... it was last done in call 1 of main", 9),
         "call-killed": ("it was last done in call 1 of main (that process was killed", 6),
     },
 )  # fmt: skip

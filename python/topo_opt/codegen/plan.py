@@ -307,8 +307,8 @@ class _VariantPlanner:
         order = self.sharing.order
         for reader in order[order.index(node) + 1 :]:
             source = self.sources.get(reader.kernel)
-            if source is not None and any(s.role for s in source.scratch):
-                if source.taken is not None and reader.inputs[source.taken] in node.outputs:
+            if source is not None and source.taken is not None:
+                if reader.inputs[source.taken] in node.outputs:
                     return source
                 break
         raise CompilerCrash(

@@ -234,7 +234,16 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         kernel="one_shot",
     ),
     Algorithm(
-        "exchange", {"all_reduce": _everyone(lambda n: 1.0)}, _always, in_library=False, kernel="exchange"
+        "exchange",
+        {
+            "all_reduce": _everyone(lambda n: 1.0),
+            "all_gather": _everyone(lambda n: 1 / n),
+            "reduce_scatter": _everyone(lambda n: 1 / n),
+            "all_to_all": _everyone(lambda n: 1 / n),
+        },
+        _always,
+        in_library=False,
+        kernel="exchange",
     ),
     Algorithm(
         "two-shot",

@@ -46,7 +46,9 @@ def _schedule(level: int, topology: str | None, split: Sequence[str]) -> list[st
     # Between kernels: which product makes the rows of which other.
     hand_over = ("topo-hand-over-norms",) if level > 1 else ()
     # Whether a kernel that reads a sum can make it is known of the kernel as a whole.
-    exchange = (f"topo-exchange-sums{options}",) if level > 0 and split else ()
+    exchange = (
+        (f"topo-exchange-sums{options}", f"topo-exchange-parts{options}") if level > 0 and split else ()
+    )
     once = ("topo-mark-load-time",) if level > 0 else ()
     return [
         *recognise,

@@ -23,6 +23,7 @@ FAMILIES = {
     "experts": "topo_opt.codegen.triton.grouped",
     "group_rows": "topo_opt.codegen.triton.group_rows",
     "top_k": "topo_opt.codegen.triton.top_k",
+    "move": "topo_opt.codegen.triton.move",
     "pack": "topo_opt.codegen.triton.pack",
 }
 

@@ -12,6 +12,7 @@ Every program of the reader keeps whose turn it is (`TURNS`); nothing else has t
 A product of few rows is maker and reader at once: the program that gives a block waits for the same block of the others. Programs
 start in the order of their numbers on all devices, so that the first of those which wait never waits for one that cannot start.
 
+    mover    the parts of a tensor that are for others to their slices; wait for theirs (`move`)
     both     v = acc            -->  store v to the others' slices; wait for theirs; v = v0 + v1 + ... in the order of the ranks
     maker    tl.store(out0 + i, v)  -->  tl.store(out0 + i, v); tl.store(<slice of this rank in the box of r> + i, v) for every other r
     reader   v = tl.load(in1 + i)   -->  wait for the slices of the others; v = v0 + v1 + ... in the order of the ranks
@@ -43,6 +44,8 @@ SETS = 3
 """Sets of slices of a box. With two, a set would be emptied in the launch before the one that uses it."""
 ALIGNED = 16
 """Bytes that a thread loads at once: slices start at multiples."""
+ELEMENTS = ("f16", "bf16", "f32")
+"""What can be exchanged: elements that can be no number."""
 _WORDS = {2: "tl.int16", 4: "tl.int32"}
 """Bytes of an element -> the integer that its bits are."""
 ABSENT = -1
@@ -68,8 +71,8 @@ class Boxes:
 
     def __init__(self, partners: Partners, element: str, numel: int):
         size = element_bytes(element)
-        if not element.startswith(("f", "bf")) or size not in _WORDS:
-            raise UnsupportedError(f"elements of type {element} are not added up inside of kernels")
+        if element not in ELEMENTS:
+            raise UnsupportedError(f"elements of type {element} are not exchanged inside of kernels")
         self.partners, self.unit, self.word = partners, size, _WORDS[size]
         self.pitch = -(-numel * size // ALIGNED) * ALIGNED // size
         self.set = (partners.ranks - 1) * self.pitch
@@ -113,12 +116,12 @@ class Boxes:
             else (emitter.writer.bind(f"tl.full((1, 1), {found}, tl.int32)", "k"), depends)
         )
 
-    def give(self, writer: Writer, bits: str, offset: str, mask: str | None) -> None:
-        """Stores elements at `offset` of this rank's slices."""
-        for rank in range(self.partners.ranks):
+    def give(self, writer: Writer, bits: str | Sequence[str], offset: str, mask: str | None) -> None:
+        """Stores elements at `offset` of this rank's slices; `bits` are the same for all ranks, or one name for each."""
+        for rank, source in enumerate(self._of_ranks(bits)):
             sender = f"(place - (place > {rank}).to(tl.int32))"
             slice_ = writer.bind(f"box{rank} + set_of_turn + {sender} * {self.pitch}", "slice")
-            writer.line(f"tl.store({slice_} + {offset}, {bits}, mask={_both(f'(place != {rank})', mask)})")
+            writer.line(f"tl.store({slice_} + {offset}, {source}, mask={_both(f'(place != {rank})', mask)})")
 
     def received(self, writer: Writer, rank: int) -> str:
         """The slice of another rank in this rank's box."""
@@ -133,10 +136,14 @@ class Boxes:
             guard = f", mask={mask}" if mask else ""
             writer.line(f"tl.store({before} + {sender * self.pitch} + {offset}, {nothing}{guard})")
 
-    def add_up(self, emitter: Emitter, bits: str, offset: str, mask: str | None, element: str) -> str:
-        """Empties, waits for what the others give, and adds it to this rank's own; the sum in the type it is computed in."""
-        writer = emitter.writer
-        self.empty(writer, bits, offset, mask)
+    def take(self, emitter: Emitter, bits: str | Sequence[str], offset: str, mask: str | None) -> list[str]:
+        """Empties, and waits for what the others give; elements as they travel, by rank.
+
+        Args:
+            bits: what stands for this rank's own, the same for all ranks or one name for each.
+        """
+        writer, own = emitter.writer, self._of_ranks(bits)
+        self.empty(writer, own[0], offset, mask)
         slices = [self.received(writer, rank) for rank in range(self.partners.ranks)]
         arrived = [writer.fresh("given") for _ in slices]
 
@@ -144,7 +151,7 @@ class Boxes:
             for rank, (name, slice_) in enumerate(zip(arrived, slices)):
                 wanted = _both(f"(place != {rank})", mask)
                 writer.line(
-                    f"{name} = tl.load({slice_} + {offset}, mask={wanted}, other={bits}, volatile=True)"
+                    f"{name} = tl.load({slice_} + {offset}, mask={wanted}, other={own[rank]}, volatile=True)"
                 )
 
         read()
@@ -152,10 +159,24 @@ class Boxes:
         go_on = f"(tl.load({BOXES} + 1, volatile=True) == 0)"
         with emitter.scope(f"while (tl.max(({absent}).to(tl.int32)) != 0) & {go_on}:"):
             read()
+        return arrived
+
+    def add_up(
+        self, emitter: Emitter, bits: str | Sequence[str], offset: str, mask: str | None, element: str
+    ) -> str:
+        """Adds what the others give to this rank's own; the sum in the type it is computed in."""
+        arrived = self.take(emitter, bits, offset, mask)
         stored, computed = storage_type(element), compute_type(element)
-        return writer.bind(
+        return emitter.writer.bind(
             " + ".join(f"{name}.to({stored}, bitcast=True).to({computed})" for name in arrived)
         )
+
+    def end(self, writer: Writer, program: str) -> None:
+        """Hands the turn on, of a kernel that takes."""
+        writer.line(f"tl.store({TURNS} + {program}, (turn + 1) % {SETS})")
+
+    def _of_ranks(self, bits: str | Sequence[str]) -> Sequence[str]:
+        return [bits] * self.partners.ranks if isinstance(bits, str) else bits
 
     def _address(self, word: str) -> str:
         return f"tl.multiple_of(tl.load({BOXES} + {word}).to(tl.pointer_type({self.word})), {ALIGNED})"
@@ -240,7 +261,7 @@ class Taker:
         if not self.given:
             boxes.give(writer, bits, offset, mask)
         total = boxes.add_up(emitter, bits, offset, mask, self.element)
-        writer.line(f"tl.store({TURNS} + tl.program_id(0), (turn + 1) % {SETS})")
+        boxes.end(writer, "tl.program_id(0)")
         return _rounded(writer, total, self.element, depends)
 
 
@@ -317,7 +338,7 @@ class InProduct:
         """Hands the turn on; the scratch of the exchange, by parameter."""
         scratch = self.giver.scratch if self.giver is not None else ()
         if self.summer is not None:
-            writer.line(f"tl.store({TURNS} + tl.program_id(0), (turn + 1) % {SETS})")
+            self.summer.boxes.end(writer, "tl.program_id(0)")
             scratch = self.summer.scratch(programs)
         return [(p.name, s) for p, s in zip(PARAMS, scratch)]
 

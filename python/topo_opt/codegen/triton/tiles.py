@@ -64,6 +64,12 @@ def _top_k(kernel: Kernel) -> dict[str, int]:
     return default_top_k(kernel)
 
 
+def _move(kernel: Kernel) -> dict[str, int]:
+    from topo_opt.codegen.triton.move import default_tile as of_moves
+
+    return of_moves(kernel)
+
+
 DEFAULTS: dict[str, Callable[[Kernel], dict[str, int]]] = {
     "loops": _loops,
     "update": _update,
@@ -73,6 +79,7 @@ DEFAULTS: dict[str, Callable[[Kernel], dict[str, int]]] = {
     "experts": _experts,
     "group_rows": _group_rows,
     "top_k": _top_k,
+    "move": _move,
 }
 
 
