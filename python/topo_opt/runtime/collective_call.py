@@ -55,15 +55,18 @@ class CollectiveCall:
         """Where in the group the part with a number is."""
         self.back = None if self.order is None else torch.argsort(self.order)
         self.op = _OPS[step.combiner]
-        self.run = {
-            "all_reduce": self._all_reduce,
-            "reduce_scatter": self._reduce_scatter,
-            "all_gather": self._all_gather,
-            "all_to_all": self._all_to_all,
-        }[step.kind]
 
     def __call__(self) -> None:
-        self.run()
+        # No method of its own is kept: memory and groups are let go at once, not when garbage is collected.
+        match self.step.kind:
+            case "all_reduce":
+                self._all_reduce()
+            case "reduce_scatter":
+                self._reduce_scatter()
+            case "all_gather":
+                self._all_gather()
+            case "all_to_all":
+                self._all_to_all()
 
     def _all_reduce(self) -> None:
         if self.source.data_ptr() != self.target.data_ptr():
