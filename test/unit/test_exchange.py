@@ -12,7 +12,7 @@ from torch_mlir import ir
 
 from topo_opt import dialects
 from topo_opt.codegen.plan import _kernel
-from topo_opt.codegen.triton import lower_kernel
+from topo_opt.codegen.triton import lower_kernel, pack
 from topo_opt.codegen.triton.exchange import SETS
 from topo_opt.errors import InputError, UnsupportedError, UntrustedError
 from topo_opt.runtime import boxes, plan_check
@@ -224,6 +224,10 @@ def test_a_product_of_few_rows_adds_up_what_it_makes(rows, n, dtype):
 def test_only_floats_are_added_up():
     with pytest.raises(UnsupportedError, match="type i32 are not exchanged"):
         lowered(reader_text(64, torch.int32, 2, given=False))
+
+
+def test_a_kernel_that_takes_is_no_member_of_a_pack():
+    assert "boxes" in str(pack.obstacle(lowered(reader_text(64, torch.float32, 2, given=False))))
 
 
 def test_what_is_exchanged_is_no_matter_of_tuning():

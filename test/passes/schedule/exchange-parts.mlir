@@ -1,5 +1,10 @@
 // RUN: topo-opt %s --pass-pipeline='builtin.module(topo-exchange-parts{topology=h200-x2})' --split-input-file | filecheck %s
 // RUN: topo-opt %s --pass-pipeline='builtin.module(topo-exchange-parts)' --split-input-file | filecheck %s --check-prefix=NOWHERE
+// RUN: topo-opt %s --pass-pipeline='builtin.module(topo-exchange-parts{topology=h200-x2},topo-choose-tiles{topology=h200-x2},topo-mark-dependent-launch{topology=h200-x2},topo-pack-siblings{topology=h200-x2})' --split-input-file | filecheck %s --check-prefix=ALONE
+
+// A kernel that waits for others is no part of a launch that does something else.
+// ALONE-COUNT-4: call @k_move
+// ALONE-NOT: k_pack
 
 // Kernels move the parts of tensors between two devices that reach each other's memory; equal collectives share one.
 // Without a machine nothing is known of how devices reach each other.

@@ -77,6 +77,8 @@ def members_of(func: ir.Operation) -> list[Member]:
 
 def obstacle(source: KernelSource) -> str | None:
     """Why a kernel can't be a member of a pack; None when it can."""
+    if source.exchange is not None:
+        return "its boxes and turns are those of a kernel"
     try:
         text = _as_member(source, source.name)
     except UnsupportedError as error:
