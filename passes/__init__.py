@@ -19,6 +19,7 @@ PASSES = {
     "topo-plan-shardings": "topo_opt.passes.shard.plan_shardings:PlanShardings",
     "topo-propagate-shardings": "topo_opt.passes.shard.propagate_shardings:PropagateShardings",
     "topo-partition": "topo_opt.passes.shard.partition:Partition",
+    "topo-sink-foreign-rows": "topo_opt.passes.shard.sink_foreign_rows:SinkForeignRows",
     "topo-simplify-collectives": "topo_opt.passes.shard.simplify_collectives:SimplifyCollectives",
     "topo-lower-slices": "topo_opt.passes.shard.lower_slices:LowerSlices",
     "topo-outline-collectives": "topo_opt.passes.shard.outline_collectives:OutlineCollectives",

@@ -250,10 +250,27 @@ class Routed(nn.Module):
         return torch.bmm(self.matrices[expert], x.unsqueeze(-1)).squeeze(-1)
 
 
+class Experts(nn.Module):
+    """Two gated experts a row of six, and the sum of what they make of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up, self.down = nn.Parameter(torch.randn(6, 24, 16)), nn.Parameter(torch.randn(6, 16, 12))
+        self.router = nn.Linear(16, 6)
+
+    def forward(self, x):
+        scores, expert = self.router(x).softmax(-1).topk(2)
+        expert, rows = expert.flatten(), x.repeat_interleave(2, 0)
+        gate, up = torch.bmm(self.gate_up[expert], rows.unsqueeze(-1)).squeeze(-1).chunk(2, -1)
+        made = torch.bmm(self.down[expert], (nn.functional.silu(gate) * up).unsqueeze(-1)).squeeze(-1)
+        return (made * scores.flatten()[:, None]).view(-1, 2, 16).sum(1)
+
+
 BUNDLES = {
-    "language": (Language, lambda: torch.randint(0, 101, (3, 7)), ("embed.weight=x,_", "up.weight=x,_", "ids=x,_", "seen=x")),
-    "seven-rows": (Routed, lambda: torch.randn(7, 16), ("matrices=x,_,_",)),
-    "one-row": (Routed, lambda: torch.randn(1, 16), ("matrices=x,_,_",)),
+    "gated": (Experts, lambda: torch.randn(9, 16), {"planner": {"pin": "gate_up=x,_,_;down=x,_,_"}}),
+    "language": (Language, lambda: torch.randint(0, 101, (3, 7)), {"shard": ("embed.weight=x,_", "up.weight=x,_", "ids=x,_", "seen=x")}),
+    "seven-rows": (Routed, lambda: torch.randn(7, 16), {"shard": ("matrices=x,_,_",)}),
+    "one-row": (Routed, lambda: torch.randn(1, 16), {"shard": ("matrices=x,_,_",)}),
 }  # fmt: skip
 
 
@@ -261,10 +278,10 @@ BUNDLES = {
 def in_two_processes(tmp_path_factory) -> tuple[Path, dict[str, str]]:
     """A folder with these bundles for two ranks, and what two processes say that check them against float64 and eager."""
     folder = tmp_path_factory.mktemp("padding")
-    for name, (module, argument, patterns) in BUNDLES.items():
+    for name, (module, argument, split) in BUNDLES.items():
         torch.manual_seed(0)
         whole, given = module().eval().requires_grad_(False), argument()
-        options = driver.Options("cpu", mesh="x=2", shard=patterns, tune="off")
+        options = driver.Options("cpu", mesh="x=2", tune="off", **split)
         program = torch.export.export(whole, (given,), strict=False)
         driver.compile({"main": program}, options, folder / name / "bundle")
     checks = start(folder, 2, ",".join(f"check:{name}" for name in BUNDLES))
@@ -279,6 +296,18 @@ def test_two_ranks_with_padding_compute_as_one_does(in_two_processes) -> None:
     held = {b["name"]: (b["shape"], b["whole"]) for b in buffers if b.get("whole")}
     assert held["embed.weight"] == ([51, 15], [101, 15]) and held["ids"] == ([2, 7], [3, 7])
     assert "check passed" in said["language"]
+
+
+def test_what_is_between_the_products_of_experts_is_a_part_of_their_kernels(in_two_processes) -> None:
+    """Also where the rows of other devices' experts have to be zero in the end."""
+    folder, said = in_two_processes
+    plan = json.loads((folder / "gated" / "bundle" / "plan.json").read_text())
+    (variant,) = plan["functions"]["main"]["variants"]
+    families = [plan["kernels"][s["kernel"]]["family"] for s in variant["steps"] if s["step"] == "kernel"]
+    assert families.count("experts") == 2
+    first = families.index("experts")
+    assert families[first + 1] == "experts" and set(families[first + 2 :]) == {"loops"}
+    assert "check passed" in said["gated"]
 
 
 @pytest.mark.parametrize("name", ["seven-rows", "one-row"])

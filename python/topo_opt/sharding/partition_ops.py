@@ -22,6 +22,7 @@ from topo_opt.sharding.loop_bodies import (
     loop_number,
     select,
 )
+from topo_opt.sharding.owned_rows import rows_of_ours
 from topo_opt.sharding.padding import all_inside, masked, neutral
 from topo_opt.sharding.rule import Rule
 from topo_opt.sharding.rule_assignment import Assignment, Axes
@@ -247,7 +248,7 @@ def _grouped_product(place: Local) -> list[ir.Value]:
         group = _local_group(place, copy.operands[2], axes, count)
         copy.operands[2] = group
     with ir.InsertionPoint.after(copy), copy.location:
-        return [_rows_of_ours(copy.results[0], group, count)]
+        return [rows_of_ours(copy.results[0], group, count)]
 
 
 def _local_group(place: Local, group: ir.Value, axes: Axes, count: int) -> ir.Value:
@@ -260,23 +261,6 @@ def _local_group(place: Local, group: ir.Value, axes: Axes, count: int) -> ir.Va
 
     rows = ir.AffineMap.get_identity(1)
     return generic([group], [rows], rows, ir.RankedTensorType(group.type), body)
-
-
-def _rows_of_ours(product: ir.Value, group: ir.Value, count: int) -> ir.Value:
-    kind = ir.RankedTensorType(product.type)
-
-    def body(arguments: Sequence[ir.Value]) -> ir.Value:
-        number = index_cast(arguments[1])
-        inside = binary(
-            "arith.andi",
-            compare("sge", number, index_constant(0)),
-            compare("slt", number, index_constant(count)),
-        )
-        return select(inside, arguments[0], constant(kind.element_type, 0))
-
-    whole = ir.AffineMap.get_identity(2)
-    row = ir.AffineMap.get(2, 0, [ir.AffineDimExpr.get(0)])
-    return generic([product, group], [whole, row], whole, kind, body)
 
 
 def _attention(place: Local) -> list[ir.Value]:

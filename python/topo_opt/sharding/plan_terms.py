@@ -72,11 +72,11 @@ class Owners:
         origin = held[0][1].origin
         if node.name in _VIEWS:
             return _Owned(origin, dims, held[0][1].kind)
-        gives_zero = _gives_zero(node, {p for p, o in held if o.kind == "zero"})
+        stays_zero = gives_zero(node, {p for p, o in held if o.kind == "zero"})
         added = {f for p, o in held for d in o.dims for f in rule.operands[p][d]}
         if any(rule.factors[f].kind == "reduction" for f in added):
-            return _Owned(origin, (), "sum") if gives_zero and len(held) == 1 else None
-        return _Owned(origin, dims, "zero" if gives_zero else "any")
+            return _Owned(origin, (), "sum") if stays_zero and len(held) == 1 else None
+        return _Owned(origin, dims, "zero" if stays_zero else "any")
 
     def _moved(self, rule: Rule, position: int, owned: _Owned) -> tuple[int, ...] | None:
         """The result's dimensions that stand for the owner's, or None where a factor is lost or mixed; nothing where it is added up."""
@@ -106,7 +106,7 @@ _ZERO_IF_ALL = ("arith.extf", "arith.truncf", "arith.negf", "arith.addf", "arith
 _ZERO_IF_ANY = ("arith.mulf",)
 
 
-def _gives_zero(node: Node, zeros: set[int]) -> bool:
+def gives_zero(node: Node, zeros: set[int]) -> bool:
     """Whether the body gives zero where the operands in `zeros` are; of a sum, adds nothing to its accumulator."""
     block = node.op.regions[0].blocks[0]
     arguments = list(block.arguments)

@@ -64,4 +64,12 @@ def split_passes(
     # Two equal collectives are one; what they read is equal only after the same was computed once.
     simplify = ("cse", f"topo-simplify-collectives{{{on.strip()}}}" if on else "topo-simplify-collectives")
     split = "topo-partition{sums=wide}" if wide_sums else "topo-partition"
-    return (*chosen, split, *simplify, "topo-lower-slices", "topo-outline-collectives")
+    # Products have the same groups only after these were computed once.
+    return (
+        *chosen,
+        split,
+        *simplify,
+        "topo-sink-foreign-rows",
+        "topo-lower-slices",
+        "topo-outline-collectives",
+    )
