@@ -9,7 +9,7 @@ from typing import Any
 from torch_mlir import ir
 from torch_mlir.dialects import func
 
-from topo_opt.codegen.triton.exchange import ELEMENTS
+from topo_opt.codegen.triton.exchange_boxes import ELEMENTS
 from topo_opt.codegen.triton.kernel import plain
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.base import Pass

@@ -11,7 +11,8 @@ from torch_mlir import ir
 from torch_mlir.dialects import func
 
 from topo_opt.codegen.triton.contraction import SMALL_ROWS, VECTOR_ROWS, find_all
-from topo_opt.codegen.triton.exchange import ELEMENTS, SUMMED
+from topo_opt.codegen.triton.exchange import SUMMED
+from topo_opt.codegen.triton.exchange_boxes import ELEMENTS
 from topo_opt.codegen.triton.kernel import mark, plain
 from topo_opt.errors import UnsupportedError
 from topo_opt.passes.base import Pass

@@ -13,7 +13,7 @@ from torch_mlir import ir
 from topo_opt import dialects
 from topo_opt.codegen.plan import _kernel
 from topo_opt.codegen.triton import lower_kernel, pack
-from topo_opt.codegen.triton.exchange import SETS
+from topo_opt.codegen.triton.exchange_boxes import SETS
 from topo_opt.errors import InputError, UnsupportedError, UntrustedError
 from topo_opt.runtime import boxes, plan_check
 from topo_opt.runtime import plan as rt

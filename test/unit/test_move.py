@@ -1,5 +1,7 @@
 """Parts that change places between devices, by kernels: codegen.triton.move. One process plays one rank, as in test_exchange."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from test_exchange import BITS, NAMES, Rank, partners
@@ -7,7 +9,8 @@ from torch_mlir import ir
 
 from topo_opt import dialects
 from topo_opt.codegen.triton import lower_kernel
-from topo_opt.codegen.triton.exchange import SETS
+from topo_opt.codegen.triton.exchange_boxes import SETS
+from topo_opt.codegen.triton.move import default_tile
 from topo_opt.errors import UnsupportedError
 
 ATTRIBUTES = {
@@ -97,3 +100,12 @@ def test_what_can_not_tell_that_it_has_come_stays_with_the_library():
         lowered("all_gather", [4, 8], [8, 8], torch.int32, 2, None, 0)
     with pytest.raises(UnsupportedError, match="a part of one element"):
         lowered("all_gather", [1], [2], torch.float32, 2, None, 0)
+
+
+def test_programs_hold_less_of_each_rank_where_there_are_many():
+    def elements(ranks):
+        return default_tile(
+            SimpleNamespace(attributes={"exchange": {"axes": ["x"], "ranks": ranks, "memory": "host"}})
+        )["x"]
+
+    assert [elements(ranks) for ranks in (2, 8, 16, 72, 1024)] == [2048, 2048, 1024, 128, 128]

@@ -19,7 +19,7 @@ from math import prod
 from torch_mlir import ir
 
 from topo_opt.codegen.kernel_source import KernelSource, Scratch
-from topo_opt.codegen.triton import exchange
+from topo_opt.codegen.triton import exchange_boxes
 from topo_opt.codegen.triton.element_types import compute_type
 from topo_opt.codegen.triton.emit import Axis, Emitter, Scalar, Value
 from topo_opt.codegen.triton.exchange import Taker
@@ -71,7 +71,7 @@ class Loops:
         self._define_rows()
         if self.taker is not None:
             self._sum_over_ranks(self.taker)
-            params, scratch = [*params, *exchange.PARAMS], self.taker.scratch
+            params, scratch = [*params, *exchange_boxes.PARAMS], self.taker.scratch
         if space.persistent:
             self.define_cols("tl.arange(0, RBLOCK)[None, :]")
             for position in range(len(graph.returns)):

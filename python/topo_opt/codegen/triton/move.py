@@ -21,8 +21,8 @@ from torch_mlir import ir
 from topo_opt.codegen.kernel_source import TURNS, KernelSource, Scratch
 from topo_opt.codegen.triton.element_types import storage_type
 from topo_opt.codegen.triton.emit import Axis, Emitter
-from topo_opt.codegen.triton.exchange import PARAMS, Boxes, Partners, described
-from topo_opt.codegen.triton.kernel import Kernel
+from topo_opt.codegen.triton.exchange_boxes import PARAMS, Boxes, Partners, described
+from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
 from topo_opt.structured.index import contiguous_strides, delinearize, strided, symbol
@@ -31,7 +31,9 @@ _CUT = {"shard.all_gather": None, "shard.all_to_all": "split_axis", "shard.reduc
 _JOINED = {"shard.all_gather": "gather_axis", "shard.all_to_all": "concat_axis", "shard.reduce_scatter": None}
 """Op -> attribute that names the dimension along which its operand is cut, its result joined; None where it is neither."""
 BLOCK, WARPS = 2048, 4
-"""Elements of a program: 32 bytes of halves a thread."""
+"""Elements of a program, 32 bytes of halves a thread, and its warps."""
+HELD = 128
+"""Elements of all ranks that a thread holds at a time, at most: they wait in registers."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def _step(part: Sequence[int], dim: int | None, whole: Sequence[int]) -> int:
 
 def default_tile(kernel: Kernel) -> dict[str, int]:
     """Elements of a program and its warps."""
-    return {"x": BLOCK, "warps": WARPS}
+    ranks = Partners.of(kernel.attributes["exchange"]).ranks
+    return {"x": max(32 * WARPS, min(BLOCK, HELD * 32 * WARPS // next_power_of_two(ranks))), "warps": WARPS}
 
 
 def lower(kernel: Kernel) -> KernelSource:
