@@ -226,6 +226,16 @@ def test_only_floats_are_added_up():
         lowered(reader_text(64, torch.int32, 2, given=False))
 
 
+def test_boxes_are_read_behind_the_wait():
+    """The set of this turn may still hold what was there three launches ago, until the launches in between have ended."""
+    text = reader_text(64, torch.float32, 2, given=True).replace(
+        'family = "loops"', 'family = "loops", pdl = true, immutable = array<i64>'
+    )
+    body = lowered(text).source.split("def add")[1]
+    before, after = body.split("gdc_wait()")
+    assert "tl.load(boxes + 2" in before and "volatile" not in before and "tl.load(own_box" in after
+
+
 def test_a_kernel_that_takes_is_no_member_of_a_pack():
     assert "boxes" in str(pack.obstacle(lowered(reader_text(64, torch.float32, 2, given=False))))
 

@@ -133,12 +133,13 @@ def _statements(lines: Sequence[str]) -> list[_Statement]:
 
 
 def _callee(call: ast.Call) -> str | None:
-    """ "load" for a load, "" for a function without memory, None for any other."""
+    """ "load" for a load of what does not change, "" for a function without memory, None for any other."""
     function = call.func
     if not isinstance(function, ast.Attribute):
         return None
     if function.attr == "load":
-        return "load"
+        # What is read again and again until it changes is no immutable memory, though its address may be known.
+        return None if any(k.arg == "volatile" for k in call.keywords) else "load"
     if isinstance(function.value, ast.Name) and function.value.id == "tl":
         return "" if function.attr in _PURE else None
     return "" if function.attr in _PURE_METHODS else None

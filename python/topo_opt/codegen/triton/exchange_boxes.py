@@ -122,12 +122,14 @@ class Boxes:
             writer.line(f"tl.store({before} + {sender * self.pitch} + {offset}, {nothing}{guard})")
 
     def look(self, writer: Writer, offset: str, mask: str | None) -> list[str]:
-        """A first look at the slices of the others in all sets, before it is known whose turn it is; what is found, by rank.
+        """A first look at the slices of the others in all sets, before it is known whose turn it is: what is found, by rank, and behind it
+        whether to stop.
 
         Nothing where the slices are large. Elements of this rank and masked ones are undefined.
         """
         if self.pitch * self.unit > LOOKED_AT:
             return []
+        stop = writer.bind(self._stop, "stop")
         found = []
         for rank in range(self.partners.ranks):
             sender, wanted = f"({rank} - (place < {rank}).to(tl.int32))", _both(f"(place != {rank})", mask)
@@ -140,8 +142,11 @@ class Boxes:
             ]
             found.append(sets)
         return [
-            writer.bind(f"tl.where(turn == 0, {x}, tl.where(turn == 1, {y}, {z}))", "seen")
-            for x, y, z in found
+            *(
+                writer.bind(f"tl.where(turn == 0, {x}, tl.where(turn == 1, {y}, {z}))", "seen")
+                for x, y, z in found
+            ),
+            stop,
         ]
 
     def take(
@@ -166,13 +171,11 @@ class Boxes:
 
         def read(found: Sequence[str]) -> None:
             # Own elements are put in behind the loads, which would wait for them otherwise.
-            loads = found or [
-                f"tl.load({slice_} + {offset}, mask={test}, volatile=True)"
-                for slice_, test in zip(slices, wanted)
+            loads = [
+                f"tl.load({s} + {offset}, mask={test}, volatile=True)" for s, test in zip(slices, wanted)
             ]
-            for name, load in zip(arrived, loads):
+            for name, load in zip([*arrived, stop], found or [*loads, self._stop]):
                 writer.line(f"{name} = {load}")
-            writer.line(f"{stop} = tl.load({BOXES} + 1, volatile=True)")
             for name, test, mine in zip(arrived, wanted, own):
                 writer.line(f"{name} = tl.where({test}, {name}, {mine})")
 
@@ -201,6 +204,11 @@ class Boxes:
     def end(self, writer: Writer, program: str) -> None:
         """Hands the turn on, of a kernel that takes."""
         writer.line(f"tl.store({TURNS} + {program}, (turn + 1) % {SETS})")
+
+    @property
+    def _stop(self) -> str:
+        """Source of the word that says whether to wait no longer."""
+        return f"tl.load({BOXES} + 1, volatile=True)"
 
     def _of_ranks(self, bits: str | Sequence[str]) -> Sequence[str]:
         return [bits] * self.partners.ranks if isinstance(bits, str) else bits
