@@ -99,7 +99,7 @@ def prepare(
                     source = other.lower(tile)
                 except UnsupportedError:
                     continue
-                if source.source == compilation.sources[subject.symbol].source:
+                if source == compilation.sources[subject.symbol]:
                     continue
                 other.apply(tile)
                 name = f"{subject.symbol}.{tried}"

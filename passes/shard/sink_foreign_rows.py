@@ -35,6 +35,10 @@ class SinkForeignRows(Pass):
                 for node in graph.nodes:
                     if OWNED in node.op.attributes:
                         _Rows(graph, node).sink()
+                for view in list(func.regions[0].blocks[0].operations):
+                    op = view.operation
+                    if OWNED in op.attributes and not list(op.results[0].uses):
+                        op.erase()
 
 
 @dataclass
@@ -60,13 +64,13 @@ class _Rows:
             value not in self.zero or position >= len(node.op.operands) for value, node, position in needed
         ):
             return
-        handles, count = self.graph.handles, ir.IntegerAttr(self.zeros.op.attributes[OWNED]).value
+        handles = self.graph.handles
         made: dict[int, ir.Value] = {}
         for value in dict.fromkeys(value for value, _, _ in needed if value != start):
             owner = self.graph.producer(value)
             assert owner is not None
             with ir.InsertionPoint.after(owner.op), owner.op.location:
-                made[value] = rows_of_ours(handles[value], handles[group], count, self.place[value])
+                made[value] = rows_of_ours(handles[value], handles[group], self.count, self.place[value])
         kept = {(node.id, position) for _, node, position in needed}
         for node in [*self.inside, *(node for _, node, _ in ends)]:
             for position, value in enumerate(node.operands):
@@ -77,6 +81,11 @@ class _Rows:
                 node.op.operands[position] = made[value]
         if not any(value == start for value, _, _ in needed):
             self.zeros.op.erase()
+
+    @property
+    def count(self) -> int:
+        """Groups of this device."""
+        return int(ir.IntegerAttr(self.zeros.op.attributes[OWNED]).value)
 
     def _follow(self, start: int) -> Iterator[tuple[int, Node, int]]:
         """(value, reader, operand) of what is no work on single rows."""
@@ -100,6 +109,7 @@ class _Rows:
             and position == 0
             and self.place[value] == 0
             and node.operands[2] == group
+            and (self.graph.values[node.operands[1]].shape or ())[0] == self.count
         )
 
     def _dimension(self, node: Node, held: Sequence[int]) -> int | None:
@@ -113,7 +123,10 @@ class _Rows:
                 return dim
             case "tensor.extract_slice":
                 return dim if _takes_whole(self.graph, node, dim) else None
-            case "linalg.generic" if not node.has_reduction and all(p < node.inputs for p in held):
+            # What rows hold that are not ours is no index of anything.
+            case "linalg.generic" if not (node.has_reduction or node.body & _INDEXING) and all(
+                p < node.inputs for p in held
+            ):
                 loops = {_loop(node.maps[p].results[self.place[node.operands[p]]]) for p in held}
                 out = [_loop(e) for e in node.output_map(0).results]
                 (loop,) = loops if len(loops) == 1 else (None,)
@@ -123,6 +136,10 @@ class _Rows:
     def _stays_zero(self, node: Node, held: Sequence[int]) -> bool:
         zeros = {p for p in held if node.operands[p] in self.zero}
         return bool(zeros) if node.name != "linalg.generic" else gives_zero(node, zeros)
+
+
+_INDEXING = frozenset({"tensor.extract", "arith.fptosi", "arith.fptoui", "arith.index_cast", "cf.assert"})
+"""Ops of bodies that do more with a number than compute another one."""
 
 
 def _terminator(graph: Graph) -> ir.Operation:

@@ -1,11 +1,16 @@
 """codegen.triton.arrivals: programs that come together on one result, by counting themselves or by waiting for parts."""
 
+import importlib.util
 import math
+import re
 import threading
 import time
 
 import pytest
 import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from topo_opt.codegen.triton.arrivals import Meeting, Part
 from topo_opt.codegen.triton.writer import Writer
@@ -61,7 +66,7 @@ def run(text, grid, values, out, scratch):
 @pytest.mark.parametrize("programs", [1, 2, 5])
 @pytest.mark.parametrize("twice", [False, True])
 def test_parts_are_combined_once_and_leave_no_trace(waits, programs, twice):
-    meeting, values = Meeting(programs, waits), torch.tensor([0.0, -1.5, -math.inf, 3e38])
+    meeting, values = Meeting(programs, waits, warps=4), torch.tensor([0.0, -1.5, -math.inf, 3e38])
     scratch, out = memory(meeting), torch.empty(programs * N)
     for _ in range(2):
         out.fill_(math.nan)
@@ -71,7 +76,7 @@ def test_parts_are_combined_once_and_leave_no_trace(waits, programs, twice):
 
 
 def test_the_last_program_waits_for_parts_that_come_later():
-    meeting, values = Meeting(2, True), torch.zeros(N)
+    meeting, values = Meeting(2, True, warps=4), torch.zeros(N)
     scratch, out, late = memory(meeting), torch.full((2 * N,), math.nan), torch.arange(1.0, N + 1)
 
     def bring():
@@ -87,7 +92,7 @@ def test_the_last_program_waits_for_parts_that_come_later():
 
 
 def test_a_number_whose_bits_would_say_nothing_has_come_arrives_as_not_a_number():
-    meeting, values = Meeting(2, True), ALL_ONES.repeat(N)
+    meeting, values = Meeting(2, True, warps=4), ALL_ONES.repeat(N)
     scratch, out = memory(meeting), torch.zeros(2 * N)
     run(source(meeting, "tl.program_id(0)").replace(" + program\n", "\n"), 2, values, out, scratch)
     assert out.isnan().all() and not scratch["part"].any()
@@ -95,5 +100,21 @@ def test_a_number_whose_bits_would_say_nothing_has_come_arrives_as_not_a_number(
 
 def test_only_floats_are_waited_for():
     with pytest.raises(UnsupportedError, match="type i64"):
-        Meeting(2, True).scratch("i64", 8)
-    assert not Meeting(2, False).scratch("i64", 8).zeroed
+        Meeting(2, True, warps=4).scratch("i64", 8)
+    assert not Meeting(2, False, warps=4).scratch("i64", 8).zeroed
+
+
+def test_all_threads_go_on_together(tmp_path):
+    """Every warp reads four elements for itself, and each may see something else: what the loop ends by passes through shared memory."""
+    file = tmp_path / "kernel.py"
+    file.write_text(source(Meeting(2, True, warps=4), "tl.program_id(0)"))
+    spec = importlib.util.spec_from_file_location("arrivals_compiled", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    kinds = {"values": "*fp32", "out": "*fp32", "part": "*i32", "arrivals": "*i32"}
+    options = {"num_warps": 4, "enable_fp_fusion": True}
+    made = triton.compile(ASTSource(module.k, kinds, {}), target=GPUTarget("cuda", 90, 32), options=options)
+    (loop,) = re.findall(r"\n(\$L__BB0_\d+):.*?Loop Header(.*?)bra.uni\s+\1;", made.asm["ptx"], re.S)
+    before, reads = loop[1].split("ld.volatile", 1)
+    assert "st.shared" in before and "bar.sync" in before and "ld.shared" in before.split("bar.sync")[-1]
+    assert reads.count("ld.volatile") == 1

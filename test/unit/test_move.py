@@ -12,6 +12,11 @@ from topo_opt.codegen.triton import lower_kernel
 from topo_opt.codegen.triton.exchange_boxes import SETS
 from topo_opt.codegen.triton.move import default_tile
 from topo_opt.errors import UnsupportedError
+from topo_opt.passes.schedule.outline import callee
+from topo_opt.pipeline.run import run
+from topo_opt.pipeline.spec import parse
+from topo_opt.topology.loading import load
+from topo_opt.tuning.subjects import subjects_of
 
 ATTRIBUTES = {
     "all_gather": "gather_axis = {to}",
@@ -109,3 +114,39 @@ def test_programs_hold_less_of_each_rank_where_there_are_many():
         )["x"]
 
     assert [elements(ranks) for ranks in (2, 8, 16, 72, 1024)] == [2048, 2048, 1024, 128, 128]
+
+
+PLAN = """module {
+  shard.grid @mesh(shape = 2x2) {topo.axes = ["x", "y"], topo.devices = ["gpu0", "gpu1", "gpu2", "gpu3"]}
+  func.func @main(%a: tensor<8x16xf32>) -> (tensor<32x16xf32>, tensor<32x16xf32>, tensor<16x16xf32>) attributes {topo.function = "main"} {
+    %0 = call @both(%a) : (tensor<8x16xf32>) -> tensor<32x16xf32>
+    %1 = call @turned(%a) : (tensor<8x16xf32>) -> tensor<32x16xf32>
+    %2 = call @one(%a) : (tensor<8x16xf32>) -> tensor<16x16xf32>
+    return %0, %1, %2 : tensor<32x16xf32>, tensor<32x16xf32>, tensor<16x16xf32>
+  }
+  func.func private @both(tensor<8x16xf32>) -> tensor<32x16xf32> attributes {topo.collective = {axes = ["x", "y"], combiner = "add", dim = 0 : i64, kind = "all_gather", source = 0 : i64}}
+  func.func private @turned(tensor<8x16xf32>) -> tensor<32x16xf32> attributes {topo.collective = {axes = ["y", "x"], combiner = "add", dim = 0 : i64, kind = "all_gather", source = 0 : i64}}
+  func.func private @one(tensor<8x16xf32>) -> tensor<16x16xf32> attributes {topo.collective = {axes = ["y"], combiner = "add", dim = 0 : i64, kind = "all_gather", source = 0 : i64}}
+  func.func private @unused(tensor<8x16xf32>) -> tensor<16x16xf32> attributes {topo.collective = {axes = ["x"], combiner = "add", dim = 0 : i64, kind = "all_gather", source = 0 : i64}}
+}"""
+
+
+@pytest.mark.parametrize("topology, memory", [("hgx-h200-x8", "peers"), ("rtx4090-x8-pcie", "host")])
+def test_parts_are_numbered_as_ranks_are(topology, memory):
+    """Over axes in another order than the mesh's, parts are not in the order of the ranks: that is left to the library."""
+    with dialects.load(ir.Context()), ir.Location.unknown():
+        module = ir.Module.parse(PLAN)
+        run(parse(f"builtin.module(topo-exchange-parts{{topology={topology}}})"), module)
+        called = [callee(op) for op in plan_calls(module)]
+        assert [name.startswith("k_move") for name in called] == [True, False, True]
+        text = str(module)
+        assert text.count(f'memory = "{memory}"') == 2 and "ranks = 4" in text and "@unused" in text
+        names = {ir.StringAttr(o.operation.attributes["sym_name"]).value for o in module.body.operations}
+        assert subjects_of(module.operation, load(topology).primary, names) == [], (
+            "one device can't tell their time"
+        )
+
+
+def plan_calls(module):
+    (main,) = (o.operation for o in module.body.operations if "topo.function" in o.operation.attributes)
+    return [o.operation for o in main.regions[0].blocks[0].operations if o.operation.name == "func.call"]

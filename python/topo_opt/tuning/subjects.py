@@ -39,6 +39,7 @@ def subjects_of(module: ir.Operation, device: Device, with_code: Collection[str]
     functions = dict(_functions(module))
     kernels = {s: f for s, f in functions.items() if "topo.kernel" in f.attributes and s in with_code}
     plans = [f for f in functions.values() if "topo.function" in f.attributes]
+    kernels = {s: f for s, f in kernels.items() if not _waits_for_devices(f)}
     if not plans:
         return [Subject(s, f, work_of(f).floor_ns(device)) for s, f in kernels.items()]
     launches: Counter[str] = Counter()
@@ -51,7 +52,7 @@ def subjects_of(module: ir.Operation, device: Device, with_code: Collection[str]
     return [
         Subject(s, f, launches[s] * work_of(f).floor_ns(device), frozenset(cold[s]))
         for s, f in kernels.items()
-        if launches[s] and not _waits_for_devices(f)
+        if launches[s]
     ]
 
 
@@ -59,7 +60,7 @@ def _waits_for_devices(func: ir.Operation) -> bool:
     """Whether a kernel is bound by what other devices give it, which no measurement on one shows."""
     attributes = plain(ir.DictAttr(func.attributes["topo.kernel"]))
     takes = attributes["family"] == "loops" and "exchange" in attributes
-    return takes and prod(attributes["rows"]) <= EXCHANGED
+    return attributes["family"] == "move" or (takes and prod(attributes["rows"]) <= EXCHANGED)
 
 
 def _functions(module: ir.Operation) -> Iterator[tuple[str, ir.Operation]]:

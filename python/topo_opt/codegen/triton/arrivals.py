@@ -6,6 +6,7 @@ programs before. Who sees the count complete combines, and sets the counter back
 By waiting, the program with the highest number combines. It reads the parts until nothing in them is zero any more, and leaves
 zeros: bits of elements are written inverted, so that each of them tells by itself that it is there. That saves a fence and the way to the
 counter and back. Programs start in the order of their numbers, as GPUs start them, so that those which are waited for run already.
+Threads that hold the same element have read it by themselves, and may have seen different things: they go on together (`anywhere`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,15 @@ _NEVER, _NAN = -1, 2**31 - 1
 """Bits that would be zero inverted, a NaN, and those of the NaN that stands for it."""
 
 
+def anywhere(test: str, warps: int) -> str:
+    """Source of a number that is above 0, for all threads of a program, where `test`, a number of 0 or 1, is 1 for any of them.
+
+    A reduction of fewer elements than there are threads is done by some of them, or by several for themselves, which is the same only
+    where they have the same elements.
+    """
+    return f"tl.max(tl.where(tl.arange(0, {32 * warps}) >= 0, {test}, 0))"
+
+
 @dataclass(frozen=True)
 class Part:
     """What a program leaves of some variable: `place`, source of pointers; `mask` of the access, where it has one; `again`: it is
@@ -38,10 +48,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Meeting:
-    """How the parts of `programs` programs come together."""
+    """How the parts of `programs` programs of so many `warps` come together."""
 
     programs: int
     waits: bool
+    warps: int
 
     def scratch(self, kind: str, numel: int) -> Scratch:
         """The buffer of one part of all programs.
@@ -88,10 +99,10 @@ class Meeting:
 
         read()
         missing = " | ".join(f"tl.max(({name} == 0).to(tl.int32))" for name in bits)
-        with writer.block(f"while ({missing}) != 0:"):
+        with writer.block(f"while {anywhere(missing, self.warps)} != 0:"):
             read()
         for part, place, name in zip(parts, places, bits):
-            # Every thread has read by now: the loop's condition is made of what all of them have.
+            # Every thread has seen everything by now, and reads no more.
             if not part.again:
                 writer.line(f"tl.store({place}, tl.zeros_like({name}){_masked(part)})")
             writer.line(f"{part.name} = ({name} ^ -1).to(tl.float32, bitcast=True)")

@@ -52,8 +52,8 @@ class AttentionSpace:
         self.row_blocks = -(-self.rows // self.block_m)
         self.splits: int = tile["splits"]
         self.chunk = -(-problem.keys // (self.splits * self.block_n)) * self.block_n
-        waits = bool(tile.get("waits", 0))
-        self.split = Split(self.splits, self.block_m, self.block_e, self.rows, self._after, waits)
+        waits, warps = bool(tile.get("waits", 0)), tile["warps"]
+        self.split = Split(self.splits, self.block_m, self.block_e, self.rows, self._after, warps, waits)
         used = {v for node in kernel.graph.nodes for v in node.operands}
         used |= {kernel.graph.arguments[index] for _, index, _ in kernel.written}
         pointers, self.params = kernel.pointer_params(used)

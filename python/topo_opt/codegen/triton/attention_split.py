@@ -31,12 +31,14 @@ class Split:
     rows: int
     after: str
     """What a difference of maxima is multiplied with to be an exponent of two, as source."""
+    warps: int
+    """Of a program."""
     waits: bool = False
     """Whether the last program waits for the parts of the others; else programs count their arrivals."""
 
     @property
     def meeting(self) -> Meeting:
-        return Meeting(self.splits, self.waits)
+        return Meeting(self.splits, self.waits, self.warps)
 
     @property
     def rows_block(self) -> int:

@@ -40,7 +40,7 @@ class Giver:
         said = kernel.attributes["gives"]
         self.result: int = said["result"]
         info = kernel.graph.values[kernel.graph.returns[self.result]]
-        self.boxes = Boxes(Partners.of(said), info.element, info.numel)
+        self.boxes = Boxes(Partners.of(said), info.element, info.numel, _warps(kernel))
 
     @staticmethod
     def of(kernel: Kernel) -> Giver | None:
@@ -68,19 +68,19 @@ class Taker:
         UnsupportedError: elements of a type that is not summed in f32.
     """
 
-    def __init__(self, kernel: Kernel, programs: int):
+    def __init__(self, kernel: Kernel, programs: int, warps: int):
         said = kernel.attributes["exchange"]
         self.argument: int = said["argument"]
         self.value = kernel.graph.arguments[self.argument]
         self.programs, self.given = programs, bool(said["given"])
         info = kernel.graph.values[self.value]
         self.element, self.shape, self.numel = info.element, info.shape or (), info.numel
-        self.boxes = Boxes(Partners.of(said), self.element, self.numel)
+        self.boxes = Boxes(Partners.of(said), self.element, self.numel, warps)
 
     @staticmethod
-    def of(kernel: Kernel, programs: int) -> Taker | None:
+    def of(kernel: Kernel, programs: int, warps: int) -> Taker | None:
         """That of a kernel, if it adds up an argument."""
-        return Taker(kernel, programs) if "exchange" in kernel.attributes else None
+        return Taker(kernel, programs, warps) if "exchange" in kernel.attributes else None
 
     @property
     def scratch(self) -> tuple[Scratch, ...]:
@@ -128,7 +128,9 @@ class Summer:
         self.value = node.results[0]
         info = kernel.graph.values[self.value]
         self.element, self.shape = info.element, info.shape or ()
-        self.boxes = Boxes(Partners.of(kernel.attributes["exchange"]), self.element, info.numel)
+        self.boxes = Boxes(
+            Partners.of(kernel.attributes["exchange"]), self.element, info.numel, _warps(kernel)
+        )
 
     @staticmethod
     def of(kernel: Kernel) -> Summer | None:
@@ -195,6 +197,11 @@ class InProduct:
     def described(self) -> Exchange | None:
         """What the memory behind the boxes of this kernel has to be; a giver uses its reader's."""
         return described(self.summer.boxes) if self.summer is not None else None
+
+
+def _warps(kernel: Kernel) -> int:
+    """Of a program; of a kernel that has no tile yet no source is made."""
+    return int(kernel.attributes.get("tile", {}).get("warps", 1))
 
 
 def _rounded(writer: Writer, total: str, element: str, depends: frozenset[str]) -> Value:

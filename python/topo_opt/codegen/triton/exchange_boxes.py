@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from topo_opt.codegen.kernel_source import BOXES, TURNS, Param, Scratch
+from topo_opt.codegen.triton.arrivals import anywhere
 from topo_opt.codegen.triton.element_types import compute_type, storage_type
 from topo_opt.codegen.triton.emit import Emitter
 from topo_opt.codegen.triton.writer import Writer
@@ -52,13 +53,13 @@ class Partners:
 
 
 class Boxes:
-    """Source that finds slices, for a tensor of `numel` elements that a kernel gives or takes. Names are those of `begin` and `turn`."""
+    """Source that finds slices, for a tensor of `numel` elements that a kernel of so many `warps` gives or takes. Names are those of `begin` and `turn`."""
 
-    def __init__(self, partners: Partners, element: str, numel: int):
+    def __init__(self, partners: Partners, element: str, numel: int, warps: int):
         size = element_bytes(element)
         if element not in ELEMENTS:
             raise UnsupportedError(f"elements of type {element} are not exchanged inside of kernels")
-        self.partners, self.unit, self.word = partners, size, _WORDS[size]
+        self.partners, self.unit, self.word, self.warps = partners, size, _WORDS[size], warps
         self.pitch = -(-numel * size // ALIGNED) * ALIGNED // size
         self.set = (partners.ranks - 1) * self.pitch
 
@@ -181,7 +182,9 @@ class Boxes:
 
         read(looked)
         absent = " | ".join(f"({name} == {ABSENT})" for name in arrived)
-        with emitter.scope(f"while (tl.max(({absent}).to(tl.int32)) != 0) & ({stop} == 0):"):
+        # A thread that is told to stop goes on with all others.
+        missing = f"tl.max(({absent}).to(tl.int32)) * ({stop} == 0).to(tl.int32)"
+        with emitter.scope(f"while {anywhere(missing, self.warps)} != 0:"):
             read(())
         return arrived
 

@@ -329,7 +329,8 @@ class Skinny(Gemm):
         """Writes this program's parts; the last program of a result adds them up and finishes."""
         line, slots = self.writer.line, blocks * self.batch
         line(f"slot = b * {blocks} + block" if self.batch > 1 else "slot = block")
-        mask, meeting = self.emitter.axes["m"].mask, Meeting(self._splits, bool(self.tile.get("waits", 0)))
+        mask, waits = self.emitter.axes["m"].mask, bool(self.tile.get("waits", 0))
+        meeting = Meeting(self._splits, waits, self.tile["warps"])
         line(f"lane = tl.arange(0, BLOCK_N){self._shapes.n} * {self.m} + m")
         parts = self._parts()
         meeting.give(self.writer, [Part(p.name, p.place(self._splits, "split"), mask) for p in parts])

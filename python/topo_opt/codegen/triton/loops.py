@@ -58,7 +58,7 @@ class Loops:
         self.space = space = read_space(kernel, self.tile)
         used = {v for node in graph.nodes for v in node.operands} | set(graph.returns)
         pointers, self.params = kernel.pointer_params(used)
-        self.taker = Taker.of(kernel, space.blocks)
+        self.taker = Taker.of(kernel, space.blocks, self.tile["warps"])
         self._summed_pointer = "" if self.taker is None else pointers.pop(self.taker.value)
         self.emitter = Emitter(graph, self.writer, self._axes(), pointers, fast=kernel.fast)
         held = space.persistent and not space.y_block

@@ -94,7 +94,7 @@ def lower(kernel: Kernel) -> KernelSource:
     if node is None or parts.numel < 2:
         raise UnsupportedError("a part of one element")
     operand, result = graph.values[node.operands[0]], graph.values[node.results[0]]
-    boxes = Boxes(partners, operand.element, parts.numel)
+    boxes = Boxes(partners, operand.element, parts.numel, tile["warps"])
     programs = -(-parts.numel // tile["x"])
     mask = "x_mask" if parts.numel % tile["x"] else None
     pointers, params = kernel.pointer_params({node.operands[0]})
