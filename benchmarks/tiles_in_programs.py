@@ -85,7 +85,7 @@ def prepare(
             if entry:
                 timed = sorted(entry.timed, key=lambda t: t.us)
                 tiles = [t.tile for t in timed if t.us <= CLOSE * timed[0].us]
-            tiles = [{**form.own, key: value} for key, value in also] + list(tiles)
+            tiles = [_with(form.own, key, value) for key, value in also] + list(tiles)
             tried = 0
             for tile in tiles:
                 if tried == MOST + len(also):
@@ -118,6 +118,12 @@ def prepare(
                 tried += 1
     (folder / case / "variants.json").write_text(json.dumps(rows))
     print(f"{case}: {len(rows)} programs", flush=True)
+
+
+def _with(tile: Mapping[str, int], key: str, value: int) -> dict[str, int]:
+    """The tile with one more entry; of a pack, for each of its members."""
+    members = {name.partition(".")[0] for name in tile if "." in name}
+    return {**tile, **({f"{m}.{key}": value for m in sorted(members)} if members else {key: value})}
 
 
 def work_of(case: str, device: str) -> Work:
