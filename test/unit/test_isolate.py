@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -166,7 +167,9 @@ try:
 except KeyboardInterrupt:
     raise SystemExit(42)
 """
-    parent = subprocess.Popen([sys.executable, "-c", program])
+    # What runs in the background of a shell without job control ignores interrupts, and so does what it starts.
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    parent = subprocess.Popen([sys.executable, "-c", program], preexec_fn=heard)
     deadline = time.monotonic() + 20
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         assert time.monotonic() < deadline

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -285,6 +286,7 @@ def test_ctrl_c_in_mid_compile_is_one_line_and_leaves_nothing(models, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-m", "topo_opt.tools.opt", models / "plain.pt2", "--topology", "cpu"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     time.sleep(2.0)
     process.send_signal(signal.SIGINT)
