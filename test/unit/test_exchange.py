@@ -36,14 +36,14 @@ def lowered(text):
     return source
 
 
-def partners(ranks):
-    return f'axes = ["x"], memory = "host", ranks = {ranks} : i64'
+def partners(ranks, memory="host"):
+    return f'axes = ["x"], memory = "{memory}", ranks = {ranks} : i64'
 
 
-def reader_text(size, dtype, ranks, *, given, tile=64, exchange=True):
+def reader_text(size, dtype, ranks, *, given, tile=64, exchange=True, memory="host"):
     """residual + (sum over ranks of the part)."""
     t, add = f"tensor<1x{size}x{NAMES[dtype]}>", "arith.addi" if dtype == torch.int32 else "arith.addf"
-    said = f"exchange = {{argument = 1 : i64, given = {str(given).lower()}, {partners(ranks)}}}, "
+    said = f"exchange = {{argument = 1 : i64, given = {str(given).lower()}, {partners(ranks, memory)}}}, "
     return f"""func.func private @add(%a: {t}, %b: {t}) -> {t} attributes {{topo.kernel = {{family = "loops", {said if exchange else ""}
         rows = array<i64: 1, {size}>, cols = array<i64>, full_shape = array<i64: 1, {size}>, full_map = affine_map<(d0, d1) -> (d0, d1)>,
         tile = {{x = {tile} : i64, r = 1 : i64, warps = 1 : i64}}}}}} {{
@@ -100,9 +100,12 @@ class Rank:
         (2, 1, torch.float32, 1, False),
     ],
 )
-def test_a_reader_adds_up_what_all_ranks_give(ranks, place, dtype, size, given):
-    """Five launches in a row: every set is used, emptied and used again."""
-    rank = Rank(lowered(reader_text(size, dtype, ranks, given=given)), place)
+@pytest.mark.parametrize("memory", ["host", "peers"])
+def test_a_reader_adds_up_what_all_ranks_give(ranks, place, dtype, size, given, memory):
+    """Five launches in a row: every set is used, emptied and used again. In memory of GPUs all sets are looked at first."""
+    source = lowered(reader_text(size, dtype, ranks, given=given, memory=memory))
+    assert ("seen" in source.source) == (memory == "peers")
+    rank = Rank(source, place)
     torch.manual_seed(0)
     others = [r for r in range(ranks) if r != place]
     for number in range(5):
@@ -228,7 +231,7 @@ def test_only_floats_are_added_up():
 
 def test_boxes_are_read_behind_the_wait():
     """The set of this turn may still hold what was there three launches ago, until the launches in between have ended."""
-    text = reader_text(64, torch.float32, 2, given=True).replace(
+    text = reader_text(64, torch.float32, 2, given=True, memory="peers").replace(
         'family = "loops"', 'family = "loops", pdl = true, immutable = array<i64>'
     )
     body = lowered(text).source.split("def add")[1]

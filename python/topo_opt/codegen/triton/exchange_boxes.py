@@ -126,9 +126,9 @@ class Boxes:
         """A first look at the slices of the others in all sets, before it is known whose turn it is: what is found, by rank, and behind it
         whether to stop.
 
-        Nothing where the slices are large. Elements of this rank and masked ones are undefined.
+        Nothing where the slices are large, or the way to them is narrow. Elements of this rank and masked ones are undefined.
         """
-        if self.pitch * self.unit > LOOKED_AT:
+        if self.partners.memory == "host" or self.pitch * self.unit > LOOKED_AT:
             return []
         stop = writer.bind(self._stop, "stop")
         found = []
