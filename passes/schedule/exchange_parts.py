@@ -44,10 +44,10 @@ class ExchangeParts(Pass):
         means, kernels, called = Means(self.topology, mesh), kernels_of(top), called_by_plans(top)
         for view in list(top.regions[0].blocks[0].operations):
             declared = view.operation
-            symbol = ir.StringAttr(declared.attributes["sym_name"]).value
-            if "topo.collective" not in declared.attributes or symbol not in called:
+            if "topo.collective" not in declared.attributes:
                 continue
-            name = _kernel(declared, means, kernels)
+            symbol = ir.StringAttr(declared.attributes["sym_name"]).value
+            name = _kernel(declared, means, kernels) if symbol in called else None
             if name is not None:
                 _redirect(top, symbol, name)
                 declared.erase()
