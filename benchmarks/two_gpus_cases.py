@@ -1,7 +1,7 @@
 """What `two_gpus.py` measures: cases, and for each the ways in which it is split over two devices.
 
 A way is `planned` (the planner's own choice of mesh and shardings) or pins on a mesh of two: `data` replicates the weights and splits the batch
-(of inputs, caches and what layers add up), `tensor` splits heads and hidden units (TP2), `sequence` is `tensor` with what is added up between the products split by positions,
+(of inputs, caches, products and what layers add up), `tensor` splits heads and hidden units (TP2), `sequence` is `tensor` with what is added up between the products split by positions,
 `experts` splits the experts.
 """
 

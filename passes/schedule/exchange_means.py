@@ -1,4 +1,4 @@
-"""How the devices of a topology exchange what kernels give to one another (`codegen.triton.exchange`)."""
+"""How the devices of a topology exchange what kernels give to one another (`codegen.triton.exchange_boxes`)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Means:
         return all(list(group) == sorted(group) for group in groups(self.mesh, tuple(axes)))
 
     def _memory(self, kind: Kind, nbytes: int, members: tuple[tuple[str, ...], ...]) -> Memory | None:
-        """Where devices exchange."""
+        """Where devices exchange; None where a call of the library is faster."""
         from topo_opt.collectives.model import MOST_THROUGH_HOST
 
         if self._model is None:  # processes of one host
