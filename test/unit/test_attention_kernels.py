@@ -292,12 +292,9 @@ def test_long_rows_of_groups_that_fit_in_l2_come_first(monkeypatch, kept, togeth
     block_n=st.sampled_from([16, 32, 64]),
     packed=st.booleans(),
     splits=st.sampled_from([1, 1, 2, 4, 8]),
-    waits=st.integers(0, 1),
 )
-def test_any_shape_and_tile(dtype, b, g, group, m, n, d, e, causal, block_m, block_n, packed, splits, waits):
-    tile = dict(
-        m=block_m, n=block_n, warps=4, stages=2, pack=group if packed else 1, splits=splits, waits=waits
-    )
+def test_any_shape_and_tile(dtype, b, g, group, m, n, d, e, causal, block_m, block_n, packed, splits):
+    tile = dict(m=block_m, n=block_n, warps=4, stages=2, pack=group if packed else 1, splits=splits)
     check(*qkv(b, g * group, g, m, n, d, e, DTYPES[dtype]), causal=causal, tile=tile)
 
 
@@ -346,15 +343,6 @@ def test_split_counters_are_left_at_zero():
     """A second launch finds the counters as the first did."""
     source = check(*qkv(1, 8, 2, 1, 300, 32), launches=2)
     assert source.grid[1] > 1 and source.scratch[3].zeroed
-
-
-@pytest.mark.parametrize("depth", [32, 512])
-def test_the_last_of_the_splits_waits_for_the_others(depth):
-    """A second launch finds the parts' memory as the first did; parts of 512 columns are combined some splits at a time."""
-    tile = dict(m=16, n=16, warps=4, stages=2, pack=4, splits=8, waits=1)
-    source = check(*qkv(1, 8, 2, 1, 300, depth), tile=tile, launches=2)
-    assert all(s.zeroed for s in source.scratch) and "atomic" not in source.source
-    assert ("for s0 in" in source.source) == (depth == 512)
 
 
 def test_heads_that_share_keys_read_them_once():

@@ -87,7 +87,6 @@ def run(source, arguments, written):
         names |= dict.fromkeys({"gdc_wait", "wait_in_loop"} & names.keys(), wait)
         launch(function, source.grid, {**passed, **source.constexprs}, [*arguments, out, *scratch])
     assert len(waits) >= math.prod(source.grid), "a program that did not wait"
-    assert not any(buffer.any() for buffer, s in zip(scratch, source.scratch) if s.zeroed)
     return out
 
 
@@ -116,10 +115,10 @@ ALL = torch.ones(1, dtype=torch.bool)
 
 
 @pytest.mark.parametrize("written", [0, 15, 16, 41, KEYS - 1])
-@pytest.mark.parametrize("splits, waits", [(1, 0), (2, 0), (4, 0), (2, 1), (4, 1)])
-def test_the_row_that_the_kernel_in_front_writes_is_read_behind_the_wait(written, splits, waits):
+@pytest.mark.parametrize("splits", [1, 2, 4])
+def test_the_row_that_the_kernel_in_front_writes_is_read_behind_the_wait(written, splits):
     values = [*inputs(), torch.tensor([written])]
-    source = kernel(values, tile={"splits": splits, "waits": waits})
+    source = kernel(values, tile={"splits": splits})
     assert early(source)
     wanted = expected(*values[:3], ALL)
     close(run(source, values, written), wanted)

@@ -4,11 +4,16 @@ One process plays one rank: what the others would give lies in its box already.
 """
 
 import dataclasses
+import importlib.util
 import os
+import re
 
 import pytest
 import torch
+import triton
 from torch_mlir import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from topo_opt import dialects
 from topo_opt.codegen.plan import _kernel
@@ -237,6 +242,24 @@ def test_boxes_are_read_behind_the_wait():
     body = lowered(text).source.split("def add")[1]
     before, after = body.split("gdc_wait()")
     assert "tl.load(boxes + 2" in before and "volatile" not in before and "tl.load(own_box" in after
+
+
+def test_all_threads_go_on_together(tmp_path):
+    """Every warp reads four elements for itself, and each may see something else: what the loop ends by passes through shared memory."""
+    text = reader_text(4, torch.float32, 2, given=False, tile=4).replace("warps = 1", "warps = 4")
+    source, file = lowered(text), tmp_path / "kernel.py"
+    file.write_text(source.source)
+    spec = importlib.util.spec_from_file_location("exchange_compiled", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    kinds = {p.name: f"*{p.dtype}" if p.dtype else "i32" for p in source.params}
+    signature = kinds | dict.fromkeys(source.constexprs, "constexpr")
+    asked = ASTSource(module.add, signature, dict(source.constexprs))
+    made = triton.compile(asked, target=GPUTarget("cuda", 90, 32), options={"num_warps": source.num_warps})
+    (loop,) = re.findall(r"\n(\$L__BB0_\d+):.*?Loop Header(.*?)bra.uni\s+\1;", made.asm["ptx"], re.S)
+    before, reads = loop[1].split("ld.volatile", 1)
+    assert "st.shared" in before and "bar.sync" in before and "ld.shared" in before.split("bar.sync")[-1]
+    assert "ld.volatile" in reads
 
 
 def test_a_kernel_that_takes_is_no_member_of_a_pack():

@@ -15,9 +15,9 @@ from topo_opt.codegen.triton.target import Target
 
 _KEPT = 32
 _PLAIN = 16
-"""Tiles that stand in front of those that are varied."""
-_VARIED = 5
-"""Tiles that are tried with more blocks ahead, and with the last split waiting for the others."""
+"""Tiles that stand in front of those with more blocks ahead."""
+_AHEAD = 5
+"""Tiles that are tried with more blocks ahead."""
 
 
 def tiles(
@@ -50,9 +50,8 @@ def tiles(
     if forms == {False}:
         streamed = [tile for _, tile in few_rows(alone, joint)]
         skinny = [tile for tile in streamed if "split" in tile]
-        varied = gemm_skinny_tiles.with_more_ahead(joint, skinny[:_VARIED])
-        varied += gemm_skinny_tiles.that_wait(skinny[:_VARIED])
-        streamed = [*streamed[:_PLAIN], *varied, *streamed[_PLAIN:]]
+        ahead = gemm_skinny_tiles.with_more_ahead(joint, skinny[:_AHEAD])
+        streamed = [*streamed[:_PLAIN], *ahead, *streamed[_PLAIN:]]
         split = [[tile | {"n": tile["n"] // p} for p in parts] for tile in streamed]
         return [tiles for tiles in split if all(t["n"] >= _narrowest(t) for t in tiles)][:_KEPT]
     if first.element == "f32":

@@ -65,13 +65,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def _tanh(x):
-    s = x * x
-    p = 0.021869488536155203 * s + (-0.05396825396825397)
-    p = p * s + (0.13333333333333333)
-    p = p * s + (-0.3333333333333333)
-    p = p * s + (1.0)
-    return tl.where(s < 0.09, p * x, 1.0 - 2.0 / (tl.exp2(x * 2.8853900817779268) + 1.0))
+def _tanh_bf16(x):
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -106,7 +101,7 @@ def k_experts_fe2c0c66a1(in0, in1, in2, in3, in4, in5, out0, weights0, weights1,
                 acc0 = tl.dot(a2, w3, acc0)
                 w4 = weights1.load([expert * 2 + 1, n0, k0]).reshape((BLOCK_N, BLOCK_K)).T
                 acc1 = tl.dot(a2, w4, acc1)
-            v5 = _tanh(acc0)
+            v5 = _tanh_bf16(acc0)
             v6 = v5 * acc1
             a7 = tl.load(in5 + a, mask=row_mask, other=0)
             v8 = v6 * a7
@@ -127,7 +122,7 @@ def k_experts_fe2c0c66a1(in0, in1, in2, in3, in4, in5, out0, weights0, weights1,
                 acc0t = tl.dot(a11, w12, acc0t)
                 w13 = weights1.load([expert * 2 + 1, n0, k0t]).reshape((BLOCK_N, BLOCK_K)).T
                 acc1t = tl.dot(a11, w13, acc1t)
-            v14 = _tanh(acc0t)
+            v14 = _tanh_bf16(acc0t)
             v15 = v14 * acc1t
             a16 = tl.load(in5 + at, mask=rowt_mask, other=0)
             v17 = v15 * a16

@@ -35,13 +35,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def _tanh(x):
-    s = x * x
-    p = 0.021869488536155203 * s + (-0.05396825396825397)
-    p = p * s + (0.13333333333333333)
-    p = p * s + (-0.3333333333333333)
-    p = p * s + (1.0)
-    return tl.where(s < 0.09, p * x, 1.0 - 2.0 / (tl.exp2(x * 2.8853900817779268) + 1.0))
+def _tanh_bf16(x):
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -65,7 +60,7 @@ def k_experts_0800f44dfc(in0, in1, in2, in3, out0, BLOCK_N: tl.constexpr, BLOCK_
     acc1 = tl.broadcast_to(v8 * v6, (BLOCK_N, BLOCK_K))
     v9 = tl.sum(acc0, axis=1)[:, None]
     v10 = tl.sum(acc1, axis=1)[:, None]
-    v11 = _tanh(v9)
+    v11 = _tanh_bf16(v9)
     v12 = v11 * v10
     a13 = tl.load(in3 + a)
     v14 = v12 * a13

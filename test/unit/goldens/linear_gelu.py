@@ -46,20 +46,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def _erf(x):
-    x = tl.clamp(x, -3.25, 3.25, propagate_nan=tl.PropagateNan.ALL)
-    t = x * x * 0.1893491124260355 - 1.0
-    p = 0.0030156709253787994 * t + (-0.008044914342463017)
-    p = p * t + (0.010106092318892479)
-    p = p * t + (-0.01680685020983219)
-    p = p * t + (0.034432001411914825)
-    p = p * t + (-0.056849155575037)
-    p = p * t + (0.08259016275405884)
-    p = p * t + (-0.11417578160762787)
-    p = p * t + (0.15324343740940094)
-    p = p * t + (-0.2144598662853241)
-    p = p * t + (0.4346407949924469)
-    return p * x
+def _erf_bf16(x):
+    s = tl.minimum(x * x, 25.0)
+    p = -0.0019884 * s + (0.104668)
+    p = p * s + (1.1278464)
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [p * x], dtype=tl.float32, is_pure=True, pack=1)
 
 
 @triton.jit
@@ -83,7 +74,7 @@ def k_gemm_4d865e7a4d(in2, left0_desc, right1_desc, out0, BLOCK_M: tl.constexpr,
     v5 = acc + v4
     k6 = tl.full((1, 1), 1.4142135381698608, tl.float32)
     v7 = v5 / k6
-    v8 = _erf(v7)
+    v8 = _erf_bf16(v7)
     v9 = v8 + 1.0
     v10 = v9 * 0.5
     v11 = v5 * v10

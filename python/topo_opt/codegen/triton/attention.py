@@ -23,7 +23,7 @@ from topo_opt.codegen.triton import attention_bounds, attention_descriptors
 from topo_opt.codegen.triton.attention_early import EarlyKeys
 from topo_opt.codegen.triton.attention_scores import NEVER, Bounds
 from topo_opt.codegen.triton.attention_space import MOST_ROWS
-from topo_opt.codegen.triton.attention_split import exponential
+from topo_opt.codegen.triton.attention_split import Split, exponential
 from topo_opt.codegen.triton.dependent_launch import WAIT, WAIT_IN_LOOP
 from topo_opt.codegen.triton.element_types import dot_precision, storage_type
 from topo_opt.codegen.triton.emit import Axis, Value
@@ -83,7 +83,8 @@ class _Attention(EarlyKeys):
         if self._adds_up_late:
             self.writer.line("total += tl.sum(weight_sums, 1)")
         if self.splits > 1:
-            with self.writer.block(self.split.store(self.writer)):
+            self.split.store(self.writer)
+            with self.writer.block(f"if arrived == {self.splits - 1}:"):
                 self.split.combine(self.writer)
                 self._finish_combined()
         else:
@@ -357,8 +358,8 @@ class _Attention(EarlyKeys):
         programs = self.problem.batch * self.groups * self.row_blocks
         text = self.writer.text()
         params = tuple(p for p in self.params if re.search(rf"\b{p.name}\b", text))
-        scratch = self.split.scratch(programs) if self.splits > 1 else {}
-        params += tuple(Param(n, "scratch", i, s.dtype) for i, (n, s) in enumerate(scratch.items()))
+        scratch = self.split.scratch(programs) if self.splits > 1 else ()
+        params += tuple(Param(n, "scratch", i, s.dtype) for i, (n, s) in enumerate(zip(Split.NAMES, scratch)))
         return KernelSource(
             name=kernel.name,
             source=kernel.define(params, blocks, self.writer.lines),
@@ -367,7 +368,7 @@ class _Attention(EarlyKeys):
             num_warps=tile["warps"],
             num_stages=tile["stages"],
             constexprs=blocks,
-            scratch=tuple(scratch.values()),
+            scratch=scratch,
             pdl=kernel.pdl,
             family="attention",
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from topo_opt.codegen.triton.attention_space import LOG2E, AttentionSpace
 from topo_opt.codegen.triton.emit import Value
+from topo_opt.codegen.triton.target import Precision
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.structured.index import Expr, symbol
 
@@ -103,7 +104,7 @@ class AttentionScores(AttentionSpace):
         """`cap * tanh(scale * scores / cap)`."""
         bind = self.writer.bind
         inner = f"{scores} * {self.problem.scale / cap!r}"
-        if not self.kernel.fast:
+        if self.kernel.precision == Precision.EXACT:
             return bind(f"libdevice.tanh({inner}) * {cap!r}", "qk")
         # 1 - 2 / (1 + exp(2 x)) is right at both ends, where the exponential is infinite or 0.
         power = bind(f"tl.exp2({scores} * {2 * LOG2E * self.problem.scale / cap!r})", "qk")

@@ -52,8 +52,7 @@ class AttentionSpace:
         self.row_blocks = -(-self.rows // self.block_m)
         self.splits: int = tile["splits"]
         self.chunk = -(-problem.keys // (self.splits * self.block_n)) * self.block_n
-        waits, warps = bool(tile.get("waits", 0)), tile["warps"]
-        self.split = Split(self.splits, self.block_m, self.block_e, self.rows, self._after, warps, waits)
+        self.split = Split(self.splits, self.block_m, self.block_e, self.rows, self._after)
         used = {v for node in kernel.graph.nodes for v in node.operands}
         used |= {kernel.graph.arguments[index] for _, index, _ in kernel.written}
         pointers, self.params = kernel.pointer_params(used)
@@ -63,7 +62,7 @@ class AttentionSpace:
         self.block_s = attention_bounds.scan_block(self._mask_rows, problem.keys)
         self.axes = self._axes()
         self.range = self._key_range()
-        self.emitter = Emitter(kernel.graph, self.writer, self.axes, pointers, fast=kernel.fast)
+        self.emitter = Emitter(kernel.graph, self.writer, self.axes, pointers, precision=kernel.precision)
 
     def _axes(self) -> dict[str, Axis]:
         problem = self.problem
@@ -170,8 +169,6 @@ _BOTH = 16
 """Tiles of few rows that are tried with weights added up across warps behind the loop (which is what a tile means that does not say)
 and with `late` = 0 in it: one step of 32 sequences took 1.164 and 1.231 ms with 128 keys a block and two stages, 1.176 and 1.170 with three
 and no splits (H200, `benchmarks/results/kernels-h200.md`)."""
-_WAITING = 8
-"""Tiles of several splits that are tried with the last one waiting for the parts of the others."""
 _KEYS_PER_WARP = 16
 """Keys of a block that a warp of a program of few rows loads at a time."""
 
@@ -205,8 +202,7 @@ def candidates(kernel: Kernel) -> list[dict[str, int]]:
         groups = problem.batch * problem.heads // default["pack"]
         best = sorted(found, key=lambda t: (_few_rows_cost(problem, groups, kernel, t), sorted(t.items())))
         both = [t for tile in best for t in ([tile, {**tile, "late": 0}] if tile["warps"] > 1 else [tile])]
-        waiting = [{**tile, "waits": 1} for tile in (default, *best) if tile["splits"] > 1][:_WAITING]
-        return _once([default, *both[: 2 * _BOTH], *waiting, *best[_BOTH:]])[:MOST_CANDIDATES]
+        return _once([default, *both[: 2 * _BOTH], *best[_BOTH:]])[:MOST_CANDIDATES]
     near = sorted(found, key=lambda t: (_many_rows_cost(default, t), sorted(t.items())))
     if problem.element == "f32":
         return _once([default, *near])[:MOST_CANDIDATES]

@@ -18,6 +18,7 @@ from topo_opt.codegen.triton import scalar_ops, view_values
 from topo_opt.codegen.triton.element_rules import ELEMENT_RULES
 from topo_opt.codegen.triton.element_types import compute_type, storage_type
 from topo_opt.codegen.triton.regions import Region
+from topo_opt.codegen.triton.target import Precision
 from topo_opt.codegen.triton.values import Axis, Complex, Scalar, Value
 from topo_opt.codegen.triton.writer import Writer
 from topo_opt.errors import UnsupportedError
@@ -50,7 +51,7 @@ class Emitter:
     writer: Writer
     axes: Mapping[str, Axis]
     pointers: Mapping[int, str]
-    fast: bool = False
+    precision: Precision = Precision.EXACT
     seeds: dict[Seed, Scalar] = field(default_factory=dict)
     on_reduction: ReductionHook | None = None
     changed: dict[int, Callable[[Scalar, Sequence[Expr]], Scalar]] = field(default_factory=dict)

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from topo_opt.codegen.kernel_source import BOXES, TURNS, Param, Scratch
-from topo_opt.codegen.triton.arrivals import anywhere
 from topo_opt.codegen.triton.element_types import compute_type, storage_type
 from topo_opt.codegen.triton.emit import Emitter
 from topo_opt.codegen.triton.writer import Writer
@@ -184,7 +183,7 @@ class Boxes:
         absent = " | ".join(f"({name} == {ABSENT})" for name in arrived)
         # A thread that is told to stop goes on with all others.
         missing = f"tl.max(({absent}).to(tl.int32)) * ({stop} == 0).to(tl.int32)"
-        with emitter.scope(f"while {anywhere(missing, self.warps)} != 0:"):
+        with emitter.scope(f"while {_anywhere(missing, self.warps)} != 0:"):
             read(())
         return arrived
 
@@ -232,3 +231,12 @@ def described(boxes: Boxes) -> Exchange:
 
 def _both(condition: str, mask: str | None) -> str:
     return f"{condition} & {mask}" if mask else condition
+
+
+def _anywhere(test: str, warps: int) -> str:
+    """Source of a number that is above 0, for all threads of a program, where `test`, a number of 0 or 1, is 1 for any of them.
+
+    A reduction of fewer elements than there are threads is done by some of them, or by several for themselves, which is the same only
+    where they have the same elements.
+    """
+    return f"tl.max(tl.where(tl.arange(0, {32 * warps}) >= 0, {test}, 0))"

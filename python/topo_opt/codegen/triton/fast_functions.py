@@ -1,4 +1,7 @@
-"""Functions for kernels that only store half precision: fewer instructions than libdevice's, exact far below what is stored.
+"""Functions for kernels that only store half precision: fewer instructions than libdevice's, exact below what is stored.
+
+Those of bf16 take NVIDIA's instruction for tanh. GELU with them is off by 3.0e-5 at most between -8 and 8, as measured on an H200; half a
+unit in the last place of bf16 is as much at 0.01.
 
 A generated file defines the ones that it names (`reductions.prelude`).
 """
@@ -16,6 +19,11 @@ _ERF = (
 _TANH_LIMIT = 0.09
 _TANH = (1.0, -0.3333333333333333, 0.13333333333333333, -0.05396825396825397, 0.021869488536155203)
 _TWO_LOG2_E = 2.8853900817779268
+# erf(x) = tanh(x * p(x^2)): minimax fit of GELU over such a polynomial, whose value is off by 2.5e-5 at most. Beyond the limit of x^2, where
+# tanh is 1 already, the polynomial stays what it is there: it would change its sign.
+_ERF_BF16_LIMIT = 25.0
+_ERF_BF16 = (1.1278464, 0.104668, -0.0019884)
+_TANH_INSTRUCTION = 'tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [{0}], dtype=tl.float32, is_pure=True, pack=1)'
 
 
 def _polynomial(coefficients: tuple[float, ...], variable: str) -> list[str]:
@@ -36,6 +44,12 @@ FUNCTIONS = {
         *_polynomial(_TANH, "s"),
         f"return tl.where(s < {_TANH_LIMIT}, p * x, 1.0 - 2.0 / (tl.exp2(x * {_TWO_LOG2_E}) + 1.0))",
     ],
+    "_erf_bf16": [
+        f"s = tl.minimum(x * x, {_ERF_BF16_LIMIT})",
+        *_polynomial(_ERF_BF16, "s"),
+        f"return {_TANH_INSTRUCTION.format('p * x')}",
+    ],
+    "_tanh_bf16": [f"return {_TANH_INSTRUCTION.format('x')}"],
 }
 """Bodies of functions of `x`, f32, by name."""
 

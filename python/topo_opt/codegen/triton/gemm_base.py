@@ -62,7 +62,9 @@ class Gemm:
         pointers, self.params = kernel.pointer_params(read)
         columns = [self.column(part, symbol("n", self.columns)) for part in range(self.parts)]
         self.packed = steps_in_an_element(graph, pointers, self.contractions, columns)
-        self.emitter = RehearsingEmitter(graph, Writer(indent=1), self._axes(), pointers, fast=kernel.fast)
+        self.emitter = RehearsingEmitter(
+            graph, Writer(indent=1), self._axes(), pointers, precision=kernel.precision_behind_products
+        )
         self.exchange = exchange.InProduct(kernel, self.emitter)
         if self.exchange.described and self.batch > 1:
             raise UnsupportedError("a sum over devices of several products")

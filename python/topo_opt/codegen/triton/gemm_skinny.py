@@ -2,8 +2,8 @@
 
 The weights are the first operand of `tl.dot`, so that their columns fill the large side of the instruction, and the rows,
 padded to a power of two, the small one. k is split over `split` programs: each writes its sums to scratch memory, and
-one of them adds them up in the order of the splits and does the epilogue (`arrivals`; it waits for the others with `waits`). With
-`pdl` the first blocks (`ahead`, 1) of weights are requested, into registers, before the kernel waits for the one before it.
+the last one to arrive adds them up in the order of the splits and does the epilogue (`arrivals`). With `pdl` the first blocks
+(`ahead`, 1) of weights are requested, into registers, before the kernel waits for the one before it.
 
 With `slices` a block of k is divided among the warps of one program, as a batch of products whose sums are added up at the end:
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from topo_opt.codegen.kernel_source import KernelSource, Scratch
-from topo_opt.codegen.triton.arrivals import Meeting, Part
+from topo_opt.codegen.triton import arrivals
 from topo_opt.codegen.triton.element_types import compute_type, dot_precision, signature_type
 from topo_opt.codegen.triton.emit import Axis
 from topo_opt.codegen.triton.gemm_base import Gemm
@@ -329,18 +329,20 @@ class Skinny(Gemm):
         """Writes this program's parts; the last program of a result adds them up and finishes."""
         line, slots = self.writer.line, blocks * self.batch
         line(f"slot = b * {blocks} + block" if self.batch > 1 else "slot = block")
-        mask, waits = self.emitter.axes["m"].mask, bool(self.tile.get("waits", 0))
-        meeting = Meeting(self._splits, waits, self.tile["warps"])
+        mask = self.emitter.axes["m"].mask
+        guard = f", mask={mask}" if mask else ""
         line(f"lane = tl.arange(0, BLOCK_N){self._shapes.n} * {self.m} + m")
         parts = self._parts()
-        meeting.give(self.writer, [Part(p.name, p.place(self._splits, "split"), mask) for p in parts])
-        with self.emitter.scope(meeting.header(self.writer, "slot", "split")):
+        for part in parts:
+            line(f"tl.store({part.place(self._splits, 'split')}, {part.name}{guard})")
+        arrivals.count_in(self.writer, "slot")
+        with self.emitter.scope(f"if arrived == {self._splits - 1}:"):
             self.load_now(self.emitter.rehearse(lambda: self._store(places)).loads)
-            self._add_up(parts, meeting, mask)
+            self._add_up(parts, f'{guard}{", other=0" if mask else ""}, cache_modifier=".cg"')
             self._finish(places)
-            meeting.end(self.writer, "slot")
-        scratch = [(p.pointer, meeting.scratch(p.kind, slots * self._splits * p.size)) for p in parts]
-        return [*scratch, *meeting.counters(slots).items()]
+            arrivals.set_back(self.writer, "slot")
+        scratch = [(p.pointer, Scratch(p.kind, slots * self._splits * p.size)) for p in parts]
+        return [*scratch, (arrivals.COUNTERS, arrivals.counters(slots))]
 
     def _parts(self) -> list[_Part]:
         size = self.tile["n"] * self.m
@@ -351,24 +353,23 @@ class Skinny(Gemm):
         ]
         return products + statistics
 
-    def _add_up(self, parts: Sequence[_Part], meeting: Meeting, mask: str | None) -> None:
+    def _add_up(self, parts: Sequence[_Part], options: str) -> None:
         """Combines the parts of all splits in order; all at once, or one split after the other where they are many."""
         line, splits = self.writer.line, self._splits
 
-        def taken(part: _Part, name: str, split: str) -> Part:
-            return Part(name, part.place(splits, split), mask)
+        def add(split: str) -> None:
+            loaded = [(p, self.writer.fresh("p")) for p in parts]
+            for part, name in loaded:
+                line(f"{name} = tl.load({part.place(splits, split)}{options})")
+            for part, name in loaded:
+                line(f"{part.name} = {part.combined(name)}")
 
-        first = [taken(p, p.name, "0") for p in parts]
+        for part in parts:
+            line(f"{part.name} = tl.load({part.place(splits, '0')}{options})")
         held = len(self._accumulators) * self.tile["n"] * padded_rows(self.m) / (32 * self.tile["warps"])
         if held * splits <= PART_REGISTERS:
-            others = [(p, self.writer.fresh("p"), str(split)) for split in range(1, splits) for p in parts]
-            meeting.take(self.writer, [*first, *(taken(*other) for other in others)])
-            for part, name, _ in others:
-                line(f"{part.name} = {part.combined(name)}")
-            return
-        meeting.take(self.writer, first)
-        with self.emitter.scope(f"for other_split in range(1, {splits}):"):
-            names = [self.writer.fresh("p") for _ in parts]
-            meeting.take(self.writer, [taken(p, name, "other_split") for p, name in zip(parts, names)])
-            for part, name in zip(parts, names):
-                line(f"{part.name} = {part.combined(name)}")
+            for split in range(1, splits):
+                add(str(split))
+        else:
+            with self.emitter.scope(f"for other_split in range(1, {splits}):"):
+                add("other_split")

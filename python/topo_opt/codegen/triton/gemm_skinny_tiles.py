@@ -92,11 +92,6 @@ def with_more_ahead(figures: Figures, tiles: Sequence[dict[str, int]]) -> list[d
     return found
 
 
-def that_wait(tiles: Sequence[dict[str, int]]) -> list[dict[str, int]]:
-    """The tiles of several splits with the last one waiting for the parts of the others."""
-    return [tile | {"waits": 1} for tile in tiles if tile["split"] > 1]
-
-
 def _time(figures: Figures, target: Target, tile: dict[str, int], steps: int) -> float | None:
     n, k, split, warps, stages = (tile[x] for x in ("n", "k", "split", "warps", "stages"))
     rows, slices = padded_rows(figures.m), tile.get("slices", 1)

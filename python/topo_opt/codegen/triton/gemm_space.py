@@ -12,8 +12,8 @@ from topo_opt.codegen.triton.gemm_tiles import few_rows
 from topo_opt.codegen.triton.kernel import Kernel
 
 LIMIT = 56
-_VARIED = 5
-"""Skinny tiles that are tried with more blocks ahead, and with the last split waiting for the others."""
+_AHEAD = 5
+"""Skinny tiles of each sort that are tried with more blocks ahead."""
 _MATRIX_SHARE = 4
 """Matrix tiles beside those of the forms for few rows."""
 _STAGES_SHARE = 2
@@ -29,9 +29,8 @@ def candidates(kernel: Kernel) -> list[dict[str, int]]:
     if not streamed:
         return matrix[:LIMIT]
     beside = matrix[:_MATRIX_SHARE] if figures.m > VECTOR_ROWS and not figures.statistics else []
-    varied = gemm_skinny_tiles.with_more_ahead(figures, skinny[:_VARIED])
-    varied += gemm_skinny_tiles.that_wait([tile for tile in skinny if tile["split"] > 1][:_VARIED])
-    return streamed[: LIMIT - len(beside) - len(varied)] + varied + beside
+    ahead = gemm_skinny_tiles.with_more_ahead(figures, skinny[:_AHEAD])
+    return streamed[: LIMIT - len(beside) - len(ahead)] + ahead + beside
 
 
 def _in_turn(tiles: Sequence[dict[str, int]]) -> list[dict[str, int]]:

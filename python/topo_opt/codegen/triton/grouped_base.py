@@ -85,7 +85,9 @@ class Experts:
         self.tile = kernel.attributes["tile"]
         used = {v for n in self.graph.nodes for v in n.operands}
         self.pointers, self.params = kernel.pointer_params(used)
-        self.emitter = ProductEmitter(self.graph, self.writer, self.axes(), self.pointers, fast=kernel.fast)
+        self.emitter = ProductEmitter(
+            self.graph, self.writer, self.axes(), self.pointers, precision=kernel.precision_behind_products
+        )
         self.n = symbol("n", self.problem.columns)
         self.cast = ".to(tl.int64)" if kernel.wide else ""
 

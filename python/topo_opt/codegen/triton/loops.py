@@ -60,7 +60,7 @@ class Loops:
         pointers, self.params = kernel.pointer_params(used)
         self.taker = Taker.of(kernel, space.blocks, self.tile["warps"])
         self._summed_pointer = "" if self.taker is None else pointers.pop(self.taker.value)
-        self.emitter = Emitter(graph, self.writer, self._axes(), pointers, fast=kernel.fast)
+        self.emitter = Emitter(graph, self.writer, self._axes(), pointers, precision=kernel.precision)
         held = space.persistent and not space.y_block
         self.emitter.on_reduction = self._reduce_now if held else self.reduction_missing
 

@@ -109,7 +109,7 @@ class Region:
         texts = [o.source if literals else emitter.tensor(o) for o in operands]
         if op.name == "arith.select":
             texts[1:] = [emitter.tensor(o) for o in operands[1:]]
-        context = scalar_ops.Context(tuple(o.element for o in operands), element, op, emitter.fast)
+        context = scalar_ops.Context(tuple(o.element for o in operands), element, op, emitter.precision)
         source = rule(context, *texts)
         depends = frozenset().union(*(o.depends for o in operands))
         if op.name == "arith.truncf" and element in NARROW_FLOATS:

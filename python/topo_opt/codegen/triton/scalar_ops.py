@@ -1,7 +1,7 @@
 """Table of scalar ops: `arith`, `math` op name -> Triton source of the result from the sources of the operands.
 
 Operands are f32, f64, integers or booleans (halves were widened when loaded). Where Triton's default is an approximation
-that is worse than eager PyTorch, the exact form is used unless the kernel only stores half-precision results (`fast`).
+that is worse than eager PyTorch, the exact form is used unless the kernel only stores half-precision results (`Precision`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch_mlir import ir
 
 from topo_opt.codegen.triton.element_types import NARROW_FLOATS, compute_type, storage_type
 from topo_opt.codegen.triton.exact_division import exact_reciprocal
+from topo_opt.codegen.triton.target import Precision
 from topo_opt.errors import UnsupportedError
 
 
@@ -26,7 +27,7 @@ class Context:
     result: str
     """MLIR element type of the result."""
     op: ir.Operation
-    fast: bool
+    precision: Precision
 
 
 Rule = Callable[..., str]
@@ -75,7 +76,7 @@ def _divf(ctx: Context, a: str, b: str) -> str:
     reciprocal = exact_reciprocal(ctx.op.operands[1])
     if reciprocal is not None:
         return f"{a} * {reciprocal!r}"
-    if ctx.fast or ctx.result == "f64":
+    if ctx.precision >= Precision.HALF or ctx.result == "f64":
         return f"{a} / {b}"
     return f"tl.div_rn({a}, {b})"
 
@@ -344,22 +345,20 @@ for _op, _function in {
 
 @rule("math.exp")
 def _exp(ctx: Context, a: str) -> str:
-    return f"tl.exp({a})" if ctx.fast else f"libdevice.exp({a})"
+    return f"tl.exp({a})" if ctx.precision >= Precision.HALF else f"libdevice.exp({a})"
 
 
-@rule("math.erf")
-def _erf(ctx: Context, a: str) -> str:
-    return f"_erf({a})" if ctx.fast and ctx.result == "f32" else f"libdevice.erf({a})"
-
-
-@rule("math.tanh")
-def _tanh(ctx: Context, a: str) -> str:
-    return f"_tanh({a})" if ctx.fast and ctx.result == "f32" else f"libdevice.tanh({a})"
+@rule("math.erf", "math.tanh")
+def _own_function(ctx: Context, a: str) -> str:
+    name = ctx.op.name.removeprefix("math.")
+    if ctx.result != "f32" or ctx.precision == Precision.EXACT:
+        return f"libdevice.{name}({a})"
+    return f"_{name}_bf16({a})" if ctx.precision == Precision.BF16 else f"_{name}({a})"
 
 
 @rule("math.exp2")
 def _exp2(ctx: Context, a: str) -> str:
-    return f"tl.exp2({a})" if ctx.fast else f"libdevice.exp2({a})"
+    return f"tl.exp2({a})" if ctx.precision >= Precision.HALF else f"libdevice.exp2({a})"
 
 
 @rule("math.sqrt")

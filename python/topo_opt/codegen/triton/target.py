@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from topo_opt.topology.schema import Device
+
+
+_FIRST_WITH_TANH = 75
+"""NVIDIA's compute capability from which on there is an instruction for tanh in f32."""
+
+
+class Precision(IntEnum):
+    """How exact functions of scalars have to be."""
+
+    EXACT = 0
+    """As exact as eager PyTorch's."""
+    HALF = 1
+    """Right far below the last digit of half precision."""
+    BF16 = 2
+    """Right below the last digit of bf16, of what eager PyTorch has rounded to bf16 already."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +35,8 @@ class Target:
     cores: int = 132
     shared_bytes: int = 232448
     memory_bytes_per_s: float = 4.24e12
+    has_tanh: bool = True
+    """Whether it has PTX's `tanh.approx.f32`."""
 
     @classmethod
     def named(cls, topology: str) -> Target:
@@ -34,4 +52,5 @@ class Target:
             device.cores.count.value,
             device.cores.shared_memory_per_block_bytes.value,
             device.memory.read_write_bytes_per_s.value,
+            has_tanh=(device.target.capability or 0) >= _FIRST_WITH_TANH,
         )

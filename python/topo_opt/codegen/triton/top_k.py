@@ -75,7 +75,7 @@ class _TopK:
             "r": Axis("r", self.columns, "r", "r_mask" if self.columns != self.blocks["RBLOCK"] else None),
             "j": Axis("j", self.picks, "j", "j_mask" if self.picks != self.blocks["KBLOCK"] else None),
         }
-        self.emitter = Emitter(graph, self.writer, axes, pointers, fast=kernel.fast)
+        self.emitter = Emitter(graph, self.writer, axes, pointers, precision=kernel.precision)
         self.emitter.on_reduction = self._reduce
 
     def lower(self) -> KernelSource:

@@ -53,7 +53,9 @@ def lower(kernel: Kernel) -> KernelSource:
     used = {v for node in graph.nodes for v in node.operands} - set(destination(anchor))
     pointers, params = kernel.pointer_params(used)
     x_mask = "x_mask" if count % tile["x"] else None
-    emitter = Emitter(graph, writer, {"x": Axis("x", count, "x", x_mask)}, pointers, fast=kernel.fast)
+    emitter = Emitter(
+        graph, writer, {"x": Axis("x", count, "x", x_mask)}, pointers, precision=kernel.precision
+    )
     program = "tl.program_id(0).to(tl.int64)" if kernel.wide else "tl.program_id(0)"
     writer.line(f"x = {program} * XBLOCK + tl.arange(0, XBLOCK)[:, None]")
     if x_mask:
