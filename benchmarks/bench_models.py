@@ -31,7 +31,9 @@ class DecoderShape:
 
 
 LLAMA_1B = DecoderShape(2048, 32, 8, 64, 8192, 16, 128256)
+LLAMA_3B = DecoderShape(3072, 24, 8, 128, 8192, 28, 128256)
 LLAMA_8B = DecoderShape(4096, 32, 8, 128, 14336, 32, 128256)
+QWEN_HALF_B = DecoderShape(896, 14, 2, 64, 4864, 24, 151936)
 
 
 class RmsNorm(nn.Module):
@@ -339,3 +341,20 @@ CASES: dict[str, Callable[[str], Work]] = {
     "qwen3moe-block-t32": qwen3_moe_block(32),
     "qwen3moe-block-t2048": qwen3_moe_block(2048),
 }
+
+OTHERS: dict[str, Callable[[str], Work]] = {
+    "qwen0.5b-decode-b1": decode(QWEN_HALF_B, 1, 1024),
+    "qwen0.5b-decode-b16": decode(QWEN_HALF_B, 16, 2048),
+    "llama1b-decode-b4-cache512": decode(LLAMA_1B, 4, 512),
+    "llama1b-decode-b16-cache4096": decode(LLAMA_1B, 16, 4096),
+    "llama1b-decode-b64": decode(LLAMA_1B, 64, 1024),
+    "llama3b-decode-b1-cache2048": decode(LLAMA_3B, 1, 2048),
+    "llama8b-decode-b8": decode(LLAMA_8B, 8, 1024),
+    "llama3b-prefill-700": prefill(LLAMA_3B, 700),
+    "bert-base-1x128": bert(1, 128),
+    "bert-base-32x384": bert(32, 384),
+    "vit-b16-b1": vit(1),
+    "gpt2-medium-1x1024": gpt2_medium(1, 1024),
+    "qwen3moe-block-t256": qwen3_moe_block(256),
+}
+"""Other widths, batch sizes and lengths: kernels that no tile was searched for."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_models import CASES, Work
+from bench_models import CASES, OTHERS, Work
 
 PEERS = ("graph", "default", "max-autotune")
 
@@ -34,7 +34,7 @@ def prepare(folder: Path, cases: list[str], tuning: dict[str, Any]) -> None:
     from topo_opt import driver
 
     for case in cases:
-        work = CASES[case]("meta")
+        work = (CASES | OTHERS)[case]("meta")
         with torch.no_grad():
             program = torch.export.export(work.module, work.inputs, strict=False)
         start = time.time()
@@ -130,7 +130,7 @@ def run_case(
     from topo_opt import runtime
 
     torch.manual_seed(0)
-    work = CASES[case]("cuda")
+    work = (CASES | OTHERS)[case]("cuda")
     for name, buffer in work.module.named_buffers():
         if name.endswith(("keys", "values")):
             buffer.normal_()
