@@ -34,6 +34,7 @@ LLAMA_1B = DecoderShape(2048, 32, 8, 64, 8192, 16, 128256)
 LLAMA_3B = DecoderShape(3072, 24, 8, 128, 8192, 28, 128256)
 LLAMA_8B = DecoderShape(4096, 32, 8, 128, 14336, 32, 128256)
 QWEN_HALF_B = DecoderShape(896, 14, 2, 64, 4864, 24, 151936)
+QWEN_1_5B = DecoderShape(1536, 12, 2, 128, 8960, 28, 151936)
 
 
 class RmsNorm(nn.Module):
@@ -149,7 +150,7 @@ def decode(shape: DecoderShape, batch: int, cache: int) -> Callable[[str], Work]
     def build(device: str) -> Work:
         from dataclasses import replace
 
-        sized = replace(shape, batch=batch, cache=cache)
+        sized = replace(shape, batch=batch, cache=cache, positions=max(shape.positions, cache))
         with torch.device(device):
             module = _materialise(Decoder(sized), device)
             ids, position = torch.ones(batch, 1, dtype=torch.long), torch.full((1,), cache - 1)
@@ -356,5 +357,13 @@ OTHERS: dict[str, Callable[[str], Work]] = {
     "vit-b16-b1": vit(1),
     "gpt2-medium-1x1024": gpt2_medium(1, 1024),
     "qwen3moe-block-t256": qwen3_moe_block(256),
+    # From here on the cost models of tiles have not seen a kernel of it either.
+    "qwen1.5b-decode-b6-cache3000": decode(QWEN_1_5B, 6, 3000),
+    "llama1b-decode-b12-cache1500": decode(LLAMA_1B, 12, 1500),
+    "llama8b-decode-b24": decode(LLAMA_8B, 24, 1024),
+    "qwen1.5b-prefill-1300": prefill(QWEN_1_5B, 1300),
+    "bert-base-4x256": bert(4, 256),
+    "gpt2-medium-2x700": gpt2_medium(2, 700),
+    "vit-b16-b8": vit(8),
 }
 """Other widths, batch sizes and lengths: kernels that no tile was searched for."""

@@ -339,6 +339,26 @@ def test_offsets_of_64_bits(m, splits, monkeypatch):
     assert "n = (n0 + tl.arange(0, BLOCK_N)[None, :]).to(tl.int64)" in source.source
 
 
+@pytest.mark.parametrize(
+    "dtype, depth, described",
+    [(torch.bfloat16, 64, True), (torch.float16, 128, True), (torch.float32, 64, False), (torch.bfloat16, 256, False),
+     (torch.bfloat16, 20, False)],
+    ids=["half", "deep", "f32", "deeper", "rows that are not aligned"],
+)  # fmt: skip
+def test_many_rows_read_keys_through_descriptors_where_that_is_known_to_be_fast(dtype, depth, described):
+    source = plain(*(_shape(1, 4, 512, depth, dtype=dtype) for _ in range(3)))
+    assert {p.name for p in source.params if p.descriptor} == ({"keys", "values"} if described else set())
+
+
+@pytest.mark.parametrize(
+    "batch, keys, splits", [(1, 1024, 32), (4, 512, 16), (8, 1024, 8), (32, 1024, 2), (64, 1024, 1)]
+)
+def test_keys_are_split_over_as_many_programs_as_a_machine_has_use_for(batch, keys, splits):
+    """Up to four programs on each of 132 cores, of no fewer than 32 keys."""
+    source = plain(*_shapes(batch, 32, 8, 1, keys, 64), _shape(1, 1, 1, keys, dtype=torch.bool))
+    assert source.grid[:2] == (batch * 8, splits)
+
+
 def test_split_counters_are_left_at_zero():
     """A second launch finds the counters as the first did."""
     source = check(*qkv(1, 8, 2, 1, 300, 32), launches=2)
@@ -495,8 +515,9 @@ def test_compiles_for_sm_90_without_spills(name, tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location("attention_compiled", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    signature = {p.name: f"*{p.dtype}" for p in source.params} | dict.fromkeys(source.constexprs, "constexpr")
-    aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(source.params))}
+    signature = {p.name: _type(p) for p in source.params} | dict.fromkeys(source.constexprs, "constexpr")
+    pointers = [i for i, p in enumerate(source.params) if p.descriptor is None]
+    aligned = {(i,): [["tt.divisibility", 16]] for i in pointers}
     kernel = ASTSource(getattr(module, source.name), signature, dict(source.constexprs), aligned)
     options = {"num_warps": source.num_warps, "num_stages": source.num_stages}
     compiled = triton.compile(kernel, target=GPUTarget("cuda", 90, 32), options=options)
@@ -507,6 +528,11 @@ def test_compiles_for_sm_90_without_spills(name, tmp_path, monkeypatch):
         [tool, "-res-usage", tmp_path / "k.cubin"], capture_output=True, text=True, check=True
     ).stdout
     assert int(re.search(r"STACK:(\d+)", usage)[1]) == 0, usage
+
+
+def _type(param):
+    block = ",".join(map(str, (param.descriptor or {}).get("block", ())))
+    return f"tensordesc<{param.dtype}[{block}]>" if block else f"*{param.dtype}"
 
 
 def _shape(*shape: int, dtype=torch.bfloat16) -> torch.Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from torch_mlir import ir
-from tuning_samples import FakeMeasurer, device, only_kernel, sum_of_squares
+from tuning_samples import FakeMeasurer, device, only_kernel, product, sum_of_squares
 
 from topo_opt.codegen.tile_order import neighbours
 from topo_opt.codegen.triton.kernel import Kernel
@@ -323,6 +323,23 @@ def test_measured_then_cached_then_transferred(tmp_path):
     assert (third.basis, third.tile["x"], third.us) == ("transfer", 1, 2.0)
     assert "6x200x6" in third.note
     assert chosen(sum_of_squares(6, 256), Settings("off")).choices == {}
+
+
+def test_sizes_far_apart_carry_nothing_over_where_nothing_estimates_a_tile(tmp_path):
+    settings = Settings("short", tmp_path, limit_s=9)
+    chosen(sum_of_squares(), settings, fastest(1))
+    assert chosen(sum_of_squares(6, 800), settings).choices["k"].basis == "transfer"
+    assert chosen(sum_of_squares(6, 1600), settings).choices["k"].basis == "model"
+
+
+@pytest.mark.parametrize("rows, basis", [(900, "transfer"), (600, "model")])
+def test_a_tile_that_the_cost_model_is_against_does_not_carry_over(tmp_path, rows, basis):
+    """A fifth fewer rows than it was measured with leave blocks of 128 x 256 on as many cores; a third fewer would leave more idle."""
+    large = {"m": 128, "n": 256, "k": 64, "group": 8, "warps": 8, "stages": 3, "tma": 1}
+    measured = product(1024, 4096, 4096)
+    store = Store(HERE, tmp_path, [entry(key_of(only_kernel(measured)), tile=large)])
+    choice = chosen(product(rows, 4096, 4096), Settings("short", tmp_path), store=store).choices["k"]
+    assert choice.basis == basis and (choice.tile == large) == (basis == "transfer")
 
 
 def test_a_full_search_does_not_rest_on_a_short_one(tmp_path):

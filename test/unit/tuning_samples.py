@@ -34,6 +34,18 @@ func.func @rows(%a: tensor<{m}x{n}x{t}>) -> tensor<{m}x{t}> attributes {{topo.fu
 }}
 """
 
+PRODUCT = """
+func.func @product(%a: tensor<{m}x{k}xbf16>, %b: tensor<{n}x{k}xbf16>) -> tensor<{m}x{n}xbf16> attributes {{topo.function = "product"}} {{
+  %z = arith.constant 0.0 : f32
+  %i = tensor.empty() : tensor<{m}x{n}xf32>
+  %f = linalg.fill ins(%z : f32) outs(%i : tensor<{m}x{n}xf32>) -> tensor<{m}x{n}xf32>
+  %c = linalg.contract indexing_maps = [affine_map<(m, n, k) -> (m, k)>, affine_map<(m, n, k) -> (n, k)>, affine_map<(m, n, k) -> (m, n)>]
+      ins(%a, %b : tensor<{m}x{k}xbf16>, tensor<{n}x{k}xbf16>) outs(%f : tensor<{m}x{n}xf32>) -> tensor<{m}x{n}xf32>
+  %r = "topo.demote"(%c) : (tensor<{m}x{n}xf32>) -> tensor<{m}x{n}xbf16>
+  return %r : tensor<{m}x{n}xbf16>
+}}
+"""
+
 
 def device() -> Device:
     return load("h200-x1").primary
@@ -46,6 +58,10 @@ def kernel_module(text: str) -> ir.Module:
 
 def sum_of_squares(m: int = 6, n: int = 200, element: str = "f32") -> ir.Module:
     return kernel_module(ROWS.format(m=m, n=n, t=element))
+
+
+def product(m: int, n: int, k: int) -> ir.Module:
+    return kernel_module(PRODUCT.format(m=m, n=n, k=k))
 
 
 def only_kernel(module: ir.Module) -> ir.Operation:

@@ -40,6 +40,9 @@ class Tunable(Protocol):
     def candidates(self) -> list[Tile]:
         """Its own tile, then others, best first."""
 
+    def slowdown(self, tile: Tile) -> float | None:
+        """Estimated time with a tile, of that with the best one; None where nothing estimates it."""
+
     def lower(self, tile: Tile) -> KernelSource:
         """Its code with a tile; the IR stays as it is. Raises UnsupportedError."""
 
@@ -80,6 +83,9 @@ class Single:
 
     def candidates(self) -> list[Tile]:
         return _own_first(self.own, search_space.candidates(self.kernel))
+
+    def slowdown(self, tile: Tile) -> float | None:
+        return search_space.slowdown(Kernel(self.func, self.target), tile)
 
     def lower(self, tile: Tile) -> KernelSource:
         return search_space.lower(self.kernel, tile)
@@ -135,6 +141,9 @@ class Packed:
         alone = [tile for _, _, tile in sorted(rows, key=lambda r: r[:2])]
         alone = [tile for tile in alone if tile not in together]
         return _own_first(self.own, [*together[:_TURN], *alone[:_TURN], *together[_TURN:], *alone[_TURN:]])
+
+    def slowdown(self, tile: Tile) -> float | None:
+        return None
 
     def lower(self, tile: Tile) -> KernelSource:
         before = [ir.DictAttr(f.attributes["topo.kernel"]) for f in self.members.values()]

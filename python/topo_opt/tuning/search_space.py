@@ -7,7 +7,7 @@ from importlib import import_module
 
 from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.tile_order import distance, neighbours
-from topo_opt.codegen.triton import FAMILIES
+from topo_opt.codegen.triton import FAMILIES, gemm_tiles
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.tiles import default_tile
 from topo_opt.errors import UnsupportedError
@@ -34,6 +34,11 @@ def candidates(kernel: Kernel) -> list[dict[str, int]]:
     module = SPACES.get(kernel.attributes["family"])
     found = import_module(module).candidates(kernel) if module else neighbours(default)
     return _first(default, found)
+
+
+def slowdown(kernel: Kernel, tile: Tile) -> float | None:
+    """Estimated time with a tile, of that with the best one; None for families whose tiles have no estimates."""
+    return gemm_tiles.slowdown(kernel, tile) if kernel.attributes["family"] == "gemm" else None
 
 
 def _first(default: Tile, found: Sequence[Tile]) -> list[dict[str, int]]:

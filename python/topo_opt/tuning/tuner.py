@@ -26,6 +26,11 @@ from topo_opt.tuning.settings import Settings, device_id
 from topo_opt.tuning.settle import settle
 from topo_opt.tuning.subjects import Subject
 
+_TOLERATED = 1.05
+"""How much slower than the best tile of the cost model one from other sizes may be by the model, which is off by twice as much."""
+_NEAR = 2.0
+"""Distance of sizes up to which a tile carries over where nothing estimates it: one dimension, which is in two arguments, twice as large."""
+
 FindMeasurer = Callable[[Device], "tuple[Measurer | None, str]"]
 """Something that measures on a device, or None and why there is nothing."""
 
@@ -109,8 +114,10 @@ def _look_up(subject: Subject, target: Target, store: Store) -> _Open:
         opened.guess = _known(symbol, entry, "cache", "measured earlier with the same versions")
     elif (entry := store.same_kernel(key)) is not None:
         opened.guess = _known(symbol, entry, "data", f"measured with {_tools(entry)}")
-    elif (entry := store.nearest(key)) is not None and (
-        tile := search_space.fit(entry.best.tile, opened.tiles)
+    elif (
+        (entry := store.nearest(key)) is not None
+        and (tile := search_space.fit(entry.best.tile, opened.tiles))
+        and _carries_over(form, tile, key.distance(entry.key))
     ):
         note = f"from sizes {_sizes(entry.key)}, measured with {_tools(entry)}"
         opened.guess = Choice(symbol, tile, "transfer", entry.best.us, note=note, entry=entry)
@@ -119,6 +126,12 @@ def _look_up(subject: Subject, target: Target, store: Store) -> _Open:
         note = f"no code for the tile {dict(guess.tile)} of {guess.basis}"
         opened.guess = Choice(symbol, own, "model", note=note)
     return opened
+
+
+def _carries_over(form: Tunable, tile: Tile, distance: float) -> bool:
+    """Whether what is best at other sizes is likely to be here: the cost model finds nothing against it, or the sizes are near."""
+    slowdown = form.slowdown(tile)
+    return distance <= _NEAR if slowdown is None else slowdown <= _TOLERATED
 
 
 def _known(symbol: str, entry: Entry, basis: str, note: str) -> Choice:

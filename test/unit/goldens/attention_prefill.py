@@ -12,7 +12,7 @@ from triton.language.extra import libdevice  # noqa: F401
 
 
 @triton.jit
-def k_attention(in0, in1, in2, out0, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
+def k_attention(in0, out0, keys, values, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr):
     pid = tl.program_id(0)
     group = pid // 1024 * 32 + pid % 32
     row0 = (31 - pid % 1024 // 32) * BLOCK_M
@@ -38,35 +38,31 @@ def k_attention(in0, in1, in2, out0, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexp
     for n0 in range(0, outside, BLOCK_N):
         n = n0 + tl.arange(0, BLOCK_N)[None, :]
         nv = n0 + tl.arange(0, BLOCK_N)[:, None]
-        i6 = b * 1048576 + (g // 4) * 131072 + n * 64 + dk
-        a7 = tl.load(in1 + i6)
-        qk8 = tl.dot(a2, a7)
-        new_best = tl.maximum(best, tl.max(qk8, 1) * 0.18033688011112042)
-        weights = tl.exp2(qk8 * 0.18033688011112042 - new_best[:, None])
+        k6 = keys.load([b * 8 + (g // 4), n0, 0]).reshape(BLOCK_N, BLOCK_D).T
+        qk7 = tl.dot(a2, k6)
+        new_best = tl.maximum(best, tl.max(qk7, 1) * 0.18033688011112042)
+        weights = tl.exp2(qk7 * 0.18033688011112042 - new_best[:, None])
         decay = tl.exp2(best - new_best)
         total = total * decay + tl.sum(weights, 1)
         acc = acc * decay[:, None]
-        i9 = b * 1048576 + (g // 4) * 131072 + nv * 64 + e
-        a10 = tl.load(in2 + i9)
-        acc = tl.dot(weights.to(tl.bfloat16), a10, acc)
+        v8 = values.load([b * 8 + (g // 4), n0, 0]).reshape(BLOCK_N, BLOCK_E)
+        acc = tl.dot(weights.to(tl.bfloat16), v8, acc)
         best = new_best
     for n0 in range(outside, end, BLOCK_N):
         n = n0 + tl.arange(0, BLOCK_N)[None, :]
         nv = n0 + tl.arange(0, BLOCK_N)[:, None]
-        i11 = b * 1048576 + (g // 4) * 131072 + n * 64 + dk
-        a12 = tl.load(in1 + i11)
-        qk13 = tl.dot(a2, a12)
-        c14 = n < row_high
-        qk15 = tl.where(c14, qk13, float("-inf"))
-        new_best = tl.maximum(best, tl.max(qk15, 1) * 0.18033688011112042)
-        weights = tl.exp2(qk15 * 0.18033688011112042 - new_best[:, None])
+        k9 = keys.load([b * 8 + (g // 4), n0, 0]).reshape(BLOCK_N, BLOCK_D).T
+        qk10 = tl.dot(a2, k9)
+        c11 = n < row_high
+        qk12 = tl.where(c11, qk10, float("-inf"))
+        new_best = tl.maximum(best, tl.max(qk12, 1) * 0.18033688011112042)
+        weights = tl.exp2(qk12 * 0.18033688011112042 - new_best[:, None])
         decay = tl.exp2(best - new_best)
         total = total * decay + tl.sum(weights, 1)
         acc = acc * decay[:, None]
-        i16 = b * 1048576 + (g // 4) * 131072 + nv * 64 + e
-        a17 = tl.load(in2 + i16)
-        acc = tl.dot(weights.to(tl.bfloat16), a17, acc)
+        v13 = values.load([b * 8 + (g // 4), n0, 0]).reshape(BLOCK_N, BLOCK_E)
+        acc = tl.dot(weights.to(tl.bfloat16), v13, acc)
         best = new_best
-    v18 = acc / total[:, None]
-    i19 = b * 4194304 + g * 131072 + row * 64 + e
-    tl.store(out0 + i19, v18.to(tl.bfloat16))
+    v14 = acc / total[:, None]
+    i15 = b * 4194304 + g * 131072 + row * 64 + e
+    tl.store(out0 + i15, v14.to(tl.bfloat16))

@@ -73,16 +73,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, part_acc0, part_acc1, part_stat0, arrivals, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, SLICES: tl.constexpr, SLICE_K: tl.constexpr):
+def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, SLICES: tl.constexpr, SLICE_K: tl.constexpr):
     gdc_launch_dependents()
     pid = tl.program_id(0)
-    split = pid % 2
-    block = pid // 2
-    n = block * BLOCK_N + tl.arange(0, BLOCK_N)[None, :, None]
+    n = pid * BLOCK_N + tl.arange(0, BLOCK_N)[None, :, None]
     m = tl.arange(0, BLOCK_M)[None, None, :]
-    start = split * 1024
-    kw0 = start + (tl.arange(0, SLICES)[:, None, None] * SLICE_K + tl.arange(0, SLICE_K)[None, None, :])
-    kx0 = start + (tl.arange(0, SLICES)[:, None, None] * SLICE_K + tl.arange(0, SLICE_K)[None, :, None])
+    kw0 = (tl.arange(0, SLICES)[:, None, None] * SLICE_K + tl.arange(0, SLICE_K)[None, None, :])
+    kx0 = (tl.arange(0, SLICES)[:, None, None] * SLICE_K + tl.arange(0, SLICE_K)[None, :, None])
     i1 = (n // 32) * 131072 + (n % 32) * 2048 + kw0
     a2 = tl.load(in1 + i1)
     a3 = tl.load(in4 + kx0)
@@ -94,7 +91,7 @@ def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, part_acc0, par
     acc0 = tl.zeros((SLICES, BLOCK_N, BLOCK_M), tl.float32)
     acc1 = tl.zeros((SLICES, BLOCK_N, BLOCK_M), tl.float32)
     stat0 = tl.full((SLICES, SLICE_K, BLOCK_M), 0.0, tl.float32)
-    for k0 in range(start + BLOCK_K, start + 1024, BLOCK_K):
+    for k0 in range(256, 2048, BLOCK_K):
         kw = k0 + (tl.arange(0, SLICES)[:, None, None] * SLICE_K + tl.arange(0, SLICE_K)[None, None, :])
         kx = k0 + (tl.arange(0, SLICES)[:, None, None] * SLICE_K + tl.arange(0, SLICE_K)[None, :, None])
         i8 = (n // 32) * 131072 + (n % 32) * 2048 + kw
@@ -123,50 +120,32 @@ def gemm_rotary_append_skinny(in0, in1, in3, in4, in5, in6, out0, part_acc0, par
     acc0 = tl.sum(acc0, axis=0)[None, :, :]
     acc1 = tl.sum(acc1, axis=0)[None, :, :]
     stat0 = tl.sum(tl.sum(stat0, axis=1), axis=0)[None, None, :]
-    slot = block
-    lane = tl.arange(0, BLOCK_N)[None, :, None] * 8 + m
-    tl.store(part_acc0 + (slot * 2 + split) * 64 + lane, acc0)
-    tl.store(part_acc1 + (slot * 2 + split) * 64 + lane, acc1)
-    tl.store(part_stat0 + (slot * 2 + split) * 8 + m, stat0)
-    tl.debug_barrier()
-    arrived = tl.atomic_add(arrivals + slot, 1, sem="acq_rel")
-    if arrived == 1:
-        a25 = tl.load(in3 + m)
-        i26 = m * 64 + (n % 32)
-        a27 = tl.load(in5 + i26)
-        a28 = tl.load(in6 + i26)
-        i29 = m * 64 + (n % 32) + 32
-        a30 = tl.load(in5 + i29)
-        a31 = tl.load(in6 + i29)
-        acc0 = tl.load(part_acc0 + (slot * 2 + 0) * 64 + lane, cache_modifier=".cg")
-        acc1 = tl.load(part_acc1 + (slot * 2 + 0) * 64 + lane, cache_modifier=".cg")
-        stat0 = tl.load(part_stat0 + (slot * 2 + 0) * 8 + m, cache_modifier=".cg")
-        p32 = tl.load(part_acc0 + (slot * 2 + 1) * 64 + lane, cache_modifier=".cg")
-        p33 = tl.load(part_acc1 + (slot * 2 + 1) * 64 + lane, cache_modifier=".cg")
-        p34 = tl.load(part_stat0 + (slot * 2 + 1) * 8 + m, cache_modifier=".cg")
-        acc0 = acc0 + p32
-        acc1 = acc1 + p33
-        stat0 = stat0 + p34
-        c35 = (a25 >= 0) & (a25 < 1024)
-        tl.device_assert(c35, "index out of range")
-        v36 = stat0 * 0.00048828125
-        v37 = v36 + 9.999999747378752e-06
-        v38 = libdevice.rsqrt(v37)
-        v39 = acc0 * v38
-        v40 = a27.to(tl.float32)
-        v41 = v39 * v40
-        v42 = acc1 * v38
-        v43 = -v42
-        v44 = a28.to(tl.float32)
-        v45 = v43 * v44
-        v46 = v41 + v45
-        i47 = a25 * 512 + (n // 32) * 64 + (n % 32)
-        tl.store(out0 + i47, v46.to(tl.bfloat16), mask=c35)
-        v48 = a30.to(tl.float32)
-        v49 = v42 * v48
-        v50 = a31.to(tl.float32)
-        v51 = v39 * v50
-        v52 = v49 + v51
-        i53 = a25 * 512 + (n // 32) * 64 + (n % 32) + 32
-        tl.store(out0 + i53, v52.to(tl.bfloat16), mask=c35)
-        tl.store(arrivals + slot, 0)
+    a25 = tl.load(in3 + m)
+    c26 = (a25 >= 0) & (a25 < 1024)
+    tl.device_assert(c26, "index out of range")
+    v27 = stat0 * 0.00048828125
+    v28 = v27 + 9.999999747378752e-06
+    v29 = libdevice.rsqrt(v28)
+    v30 = acc0 * v29
+    i31 = m * 64 + (n % 32)
+    a32 = tl.load(in5 + i31)
+    v33 = a32.to(tl.float32)
+    v34 = v30 * v33
+    v35 = acc1 * v29
+    v36 = -v35
+    a37 = tl.load(in6 + i31)
+    v38 = a37.to(tl.float32)
+    v39 = v36 * v38
+    v40 = v34 + v39
+    i41 = a25 * 512 + (n // 32) * 64 + (n % 32)
+    tl.store(out0 + i41, v40.to(tl.bfloat16), mask=c26)
+    i42 = m * 64 + (n % 32) + 32
+    a43 = tl.load(in5 + i42)
+    v44 = a43.to(tl.float32)
+    v45 = v35 * v44
+    a46 = tl.load(in6 + i42)
+    v47 = a46.to(tl.float32)
+    v48 = v30 * v47
+    v49 = v45 + v48
+    i50 = a25 * 512 + (n // 32) * 64 + (n % 32) + 32
+    tl.store(out0 + i50, v49.to(tl.bfloat16), mask=c26)

@@ -10,7 +10,7 @@ from topo_opt.codegen.triton import attention_bounds
 from topo_opt.codegen.triton.attention_problem import Problem, read_problem
 from topo_opt.codegen.triton.attention_range import KeyRange
 from topo_opt.codegen.triton.attention_split import Split
-from topo_opt.codegen.triton.attention_tiles import MOST_SPLITS, SPLIT_KEYS, default_tile
+from topo_opt.codegen.triton.attention_tiles import MOST_SPLITS, PROGRAMS_PER_CORE, SPLIT_KEYS, default_tile
 from topo_opt.codegen.triton.emit import Axis, Emitter, Value
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
 from topo_opt.codegen.triton.writer import Writer
@@ -163,8 +163,6 @@ _MANY_ROWS = ((64, 128), (32, 64, 128, 256), (4, 8), (1, 2, 3, 4))
 _FEW_ROWS = ((16, 32), (16, 32, 64, 128), (1, 2, 4, 8), (1, 2, 3, 4))
 _DESCRIBED_KEYS = 128
 """Keys a block through descriptors: the best of full searches for five encoders and decoders (kernels-h200.md) had 64 to 256."""
-_PROGRAMS_PER_CORE = 4
-"""Programs of few rows a core should have: each waits for memory most of the time."""
 _BOTH = 16
 """Tiles of few rows that are tried with weights added up across warps behind the loop (which is what a tile means that does not say)
 and with `late` = 0 in it: one step of 32 sequences took 1.164 and 1.231 ms with 128 keys a block and two stages, 1.176 and 1.170 with three
@@ -229,7 +227,7 @@ def _many_rows_cost(wanted: dict[str, int], tile: dict[str, int]) -> float:
 def _few_rows_cost(problem: Problem, groups: int, kernel: Kernel, tile: dict[str, int]) -> float:
     """How far a tile of few rows is from what reads keys fastest: enough programs, each with some blocks of keys in flight."""
     programs = groups * tile["splits"]
-    wanted = min(_PROGRAMS_PER_CORE * kernel.target.cores, groups * max(1, problem.keys // SPLIT_KEYS))
+    wanted = min(PROGRAMS_PER_CORE * kernel.target.cores, groups * max(1, problem.keys // SPLIT_KEYS))
     blocks = max(1, problem.keys // (tile["splits"] * tile["n"]))
     stages = min(max(blocks, 2), 3)
     rows = next_power_of_two(max(SMALLEST_DOT, tile["pack"] * problem.rows))

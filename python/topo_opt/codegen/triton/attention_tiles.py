@@ -32,8 +32,12 @@ _HALF: dict[tuple[int, int], Row] = {
     (16, 256): (32, 4, 3),
     (16, 1024): (16, 4, 3),
 }
-# Few programs read keys in small blocks: more of them wait for memory at once.
-_FEW_PROGRAMS: Row = (32, 2, 3)
+# Few groups read keys in small blocks, by how deep they are: more of them wait for memory at once.
+_FEW_GROUPS: dict[int, Row] = {64: (64, 2, 3), 128: (32, 2, 3)}
+PROGRAMS_PER_CORE = 4
+"""Programs of split keys a core has at most: the best of seven decoders had 512 on 132 cores, or as many as have keys enough."""
+# Through descriptors (`tma`), with rows enough for wgmma: keys a block by depth, stages.
+_DESCRIBED: dict[int, tuple[int, int]] = {64: (128, 2), 128: (128, 2)}
 # No tensor cores in f32: every thread holds its operands in registers.
 _SINGLE: dict[tuple[int, int], Row] = {
     (32, 64): (32, 4, 1),
@@ -59,10 +63,11 @@ def default_tile(kernel: Kernel) -> dict[str, int]:
     n, warps, stages = table[
         (m, min((limit for size, limit in table if size == m and depth <= limit), default=1024))
     ]
-    if m == 16 and groups < cores and depth <= 128 and problem.element != "f32":
-        n, warps, stages = _FEW_PROGRAMS
-    n = max(16, min(n, next_power_of_two(problem.keys)))
-    splits = choose_splits(problem, groups, cores) if rows <= m else 1
+    half = problem.element != "f32"
+    splits = choose_splits(problem, groups, cores * (PROGRAMS_PER_CORE if half else 2)) if rows <= m else 1
+    if m == 16 and groups < cores and half:
+        n, warps, stages = next((row for d, row in _FEW_GROUPS.items() if depth <= d), (n, warps, stages))
+    n = max(16, min(n, next_power_of_two(problem.keys // splits)))
     bounds = int(problem.mask_element == "i1" and problem.keys >= BOUNDED_KEYS)
     return {
         "m": m,
@@ -75,6 +80,16 @@ def default_tile(kernel: Kernel) -> dict[str, int]:
     }
 
 
+def with_descriptors(kernel: Kernel, tile: dict[str, int]) -> dict[str, int] | None:
+    """The tile that is best where keys and values are copied through descriptors; None where that is not known to be better."""
+    problem = read_problem(kernel)
+    depth = next_power_of_two(max(problem.depth, problem.width, 16))
+    row = next((row for d, row in _DESCRIBED.items() if depth <= d), None)
+    if row is None or tile["m"] < 64 or problem.element == "f32":
+        return None
+    return {**tile, "n": max(16, min(row[0], next_power_of_two(problem.keys))), "stages": row[1], "tma": 1}
+
+
 def most_keys(problem: Problem) -> int:
     """An upper bound of the keys that a row sees, from the bounds that do not depend on data."""
     if problem.positions is not None:
@@ -84,10 +99,10 @@ def most_keys(problem: Problem) -> int:
     return max(1, min([problem.keys, *ends]))
 
 
-def choose_splits(problem: Problem, programs: int, cores: int) -> int:
-    """Splits of the keys, a power of two: enough programs for every core, while each has keys enough to be worth combining."""
+def choose_splits(problem: Problem, programs: int, wanted: int) -> int:
+    """Splits of the keys, a power of two: as many programs as are wanted, while each has keys enough to be worth combining."""
     keys = most_keys(problem)
     splits = 1
-    while splits < MOST_SPLITS and programs * splits < cores and keys >= 2 * splits * SPLIT_KEYS:
+    while splits < MOST_SPLITS and 2 * programs * splits <= wanted and keys >= 2 * splits * SPLIT_KEYS:
         splits *= 2
     return splits

@@ -11,9 +11,9 @@ _FEWEST_STEPS = 4
 """Steps of k of a program: with fewer, filling its pipeline is most of its time."""
 _ROUNDS = 2
 """Programs a core for which splits are tried; with more the machine is full."""
-_COUNT_IN = 0.9
+_COUNT_IN = 1.49
 """Microseconds for the barrier, the atomic and its answer."""
-_CORE_BYTES = 5e4
+_CORE_BYTES = 4e4
 """Bytes one core moves to or from L2 in a microsecond."""
 _KEPT = 2
 """Tiles to measure that differ in splits alone."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import inf
+
 from topo_opt.codegen.triton import gemm_matrix_tiles, gemm_skinny_tiles, gemm_vector_tiles
 from topo_opt.codegen.triton.gemm_figures import Figures, figures_of
 from topo_opt.codegen.triton.kernel import Kernel
@@ -13,6 +16,22 @@ def default_tile(kernel: Kernel) -> dict[str, int]:
     figures = figures_of(kernel)
     streamed = few_rows(kernel, figures)
     return streamed[0][1] if streamed else gemm_matrix_tiles.ordered(kernel, figures)[0]
+
+
+def slowdown(kernel: Kernel, tile: Mapping[str, int]) -> float | None:
+    """Estimated time with a tile, of that with the best one; None where the model that ranks tiles does not know this form."""
+    figures = figures_of(kernel)
+    streamed = few_rows(kernel, figures)
+    if (figures.element == "f32" and not streamed) or (streamed and "m" in tile):
+        return None
+    found = streamed or gemm_matrix_tiles.timed(kernel, figures)
+    alike = [time for time, other in found if _priced(other) == _priced(tile)]
+    return min(alike, default=inf) / min(time for time, _ in found)
+
+
+def _priced(tile: Mapping[str, int]) -> dict[str, int]:
+    """What the models tell tiles apart by."""
+    return {name: size for name, size in tile.items() if name not in ("ahead", "group", "tma")}
 
 
 def few_rows(kernel: Kernel, figures: Figures) -> Ranked:

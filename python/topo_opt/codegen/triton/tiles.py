@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import prod
 
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
+from topo_opt.errors import UnsupportedError
 
 ELEMENTS = 1024
 """Elements a program of a pointwise kernel computes."""
@@ -41,9 +42,20 @@ def _gemm(kernel: Kernel) -> dict[str, int]:
 
 
 def _attention(kernel: Kernel) -> dict[str, int]:
-    from topo_opt.codegen.triton.attention_tiles import default_tile
+    from topo_opt.codegen.triton.attention import lower
+    from topo_opt.codegen.triton.attention_tiles import default_tile, with_descriptors
 
-    return default_tile(kernel)
+    plain = default_tile(kernel)
+    described = with_descriptors(kernel, plain)
+    if described is None:
+        return plain
+    trial = Kernel(kernel.func, kernel.target)
+    trial.attributes = {**kernel.attributes, "tile": described}
+    try:
+        lower(trial)
+    except UnsupportedError:  # keys or values do not lie in memory as descriptors say
+        return plain
+    return described
 
 
 def _experts(kernel: Kernel) -> dict[str, int]:
