@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch_mlir import ir
 from torch_mlir.dialects import linalg
 
-from topo_opt.codegen.triton.contraction import VECTOR_ROWS, find_all
+from topo_opt.codegen.triton.contraction import find_all
 from topo_opt.codegen.triton.gemm_row_parts import MOST_PARTS
 from topo_opt.codegen.triton.reductions import combiner_of, recognise
 from topo_opt.errors import UnsupportedError
@@ -19,6 +19,8 @@ from topo_opt.structured.graph import Graph, Node
 CHUNK, FEWEST = 32, 16
 """Columns that a part of a sum stands for: what is read of a row is then a sixteenth of the row in bf16, and tiles have a multiple
 of so many. Never fewer than `FEWEST`."""
+_ALONE = 2
+"""Rows up to which products are best off in the vector form, which reads whole rows and needs no parts of sums."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def norm_of(graph: Graph, rows: int) -> LeadingNorm | None:
     batch, m, _, _ = contractions[0].counts
     statistics = [n for n in graph.nodes if n.name == "linalg.generic" and n.has_reduction]
     factors = {c.operand("left")[1] for c in contractions}
-    if batch > 1 or not VECTOR_ROWS < m <= rows or len(statistics) != 1 or len(factors) != 1:
+    if batch > 1 or not _ALONE < m <= rows or len(statistics) != 1 or len(factors) != 1:
         return None
     (statistic,), (factor,) = statistics, factors
     if not _is_row_sum(graph, statistic):

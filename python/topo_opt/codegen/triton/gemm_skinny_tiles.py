@@ -44,7 +44,7 @@ _SLICE_K, _SLICE_STEPS = 64, 3
 """k of a slice, and steps of k, at least: a warp reads whole lines of memory, ahead of their use. Others took two to ten times as long."""
 _FLAT = ((64, 64, 4), (64, 128, 4), (64, 256, 4), (128, 64, 4), (128, 128, 4), (128, 64, 8), (128, 128, 8), (32, 128, 4), (16, 128, 4), (16, 256, 4))  # fmt: skip
 """Columns, k and warps."""
-_SLICED = tuple(product((8, 16, 32, 64), (256, 512, 1024), (4, 8)))
+_SLICED = tuple(product((8, 16, 32, 64), (256, 512, 1024), (4,)))
 """Columns, k and warps, which are as many as slices."""
 _SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 _AHEAD_REGISTERS = 128
