@@ -13,7 +13,7 @@ from pydantic import Field
 
 from topo_opt.topology.figures import Count, Identifier, Latency, Strict, Text
 
-KernelKind = Literal["product", "attention", "grouped_product", "loops"]
+KernelKind = Literal["product", "attention", "grouped_product", "top_k", "loops"]
 
 
 class Ratio(Strict):
@@ -65,13 +65,14 @@ class Reach(Strict):
 
 
 class Kernels(Strict):
-    """Kernels by what they do. `loops` are pointwise operations and reductions."""
+    """Kernels by what they do. `top_k` choose experts for rows, and group the rows by them; `loops` are pointwise operations and reductions."""
 
     name: Identifier
     description: Text
     product: tuple[Reach, ...] = Field(min_length=1)
     attention: tuple[Reach, ...] = Field(min_length=1)
     grouped_product: tuple[Reach, ...] = Field(min_length=1)
+    top_k: tuple[Reach, ...] = Field(min_length=1)
     loops: tuple[Reach, ...] = Field(min_length=1)
 
     def reach(self, kind: KernelKind, rows: int) -> Reach:

@@ -211,6 +211,8 @@ def local_shape(op: PlanOp, strategy: Strategy, sizes: Sequence[int]) -> tuple[i
         return None
     parts, factors = parts_of(op, strategy, sizes), op.rule.factors
     m, n, k = (math.prod(factors[f].size // parts[f] for f in fs) for fs in work.shape)
+    if work.kind == "grouped_product":  # rows are with their experts, evenly as far as anybody knows
+        m = -(-m // math.prod(parts[f] for f in work.shape[2]))
     return m, n, k
 
 
