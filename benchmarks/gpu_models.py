@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_models.py --prepare DIR [case ...]   # compiles bundles from meta-device exports; needs no GPU
                                     [--tune short --tuning-time 30]   # with one, measures tiles
-    python benchmarks/gpu_models.py --run DIR [case ...] [--peers graph,default,max-autotune]
+    python benchmarks/gpu_models.py --run DIR [case ...] [--peers graph,default,default-graph,max-autotune]
 
 Prints one line a case and peer: median milliseconds with the quartiles, the ratio to Inductor max-autotune, the share of the
 memory or compute floor (from limits measured in the same run), and the largest error against float64 beside eager's. Rows
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from bench_models import CASES, OTHERS, Work
 
-PEERS = ("graph", "default", "max-autotune")
+PEERS = ("graph", "default", "default-graph", "max-autotune")
 
 
 def prepare(folder: Path, cases: list[str], tuning: dict[str, Any]) -> None:
@@ -74,14 +74,15 @@ def graphed(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def peer(name: str, call: Callable[[], Any]) -> Callable[[], Any]:
-    """The peer's callable, warmed up."""
+    """The peer's callable, warmed up: eager in a CUDA graph, Inductor in one of its modes, or its default mode in a CUDA graph of ours."""
     torch._dynamo.reset()
     if name == "graph":
         return graphed(call)
-    compiled = torch.compile(call, mode=None if name == "default" else name, fullgraph=True)
+    mode = None if name.startswith("default") else name
+    compiled = torch.compile(call, mode=mode, fullgraph=True)
     for _ in range(3):
         compiled()
-    return compiled
+    return graphed(compiled) if name == "default-graph" else compiled
 
 
 def errors(work: Work, ours: torch.Tensor, state: dict[str, torch.Tensor]) -> tuple[float, float]:
