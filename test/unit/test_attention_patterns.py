@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from topo_opt_case import compiled
 from torch import Tensor
 from torch_mlir import ir
 
@@ -158,6 +159,18 @@ def test_other_programs_stay(function: Callable[..., Tensor]) -> None:
     if function in MISSES:
         assert len(told) == 1 and told[0].startswith(MISSES[function])
         assert re.search(r"\.py:\d+\)$", told[0])
+
+
+@pytest.mark.parametrize("spelled", [True, False])
+def test_attention_in_double_precision_is_left_to_aten(spelled: bool) -> None:
+    class Attention(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if spelled:
+                return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    arguments, model = inputs(torch.float64), Attention()
+    torch.testing.assert_close(compiled(model, arguments)(*arguments), model(*arguments))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "f32"])

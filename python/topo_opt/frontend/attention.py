@@ -15,6 +15,7 @@ aten = torch.ops.aten
 
 WIDEST = 256
 """Elements of a head up to which a program of the attention kernel holds its rows of the result in registers."""
+_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def attention(
@@ -85,8 +86,8 @@ def can_attend(
     dtypes = {n.meta["val"].dtype for n in (q, k, v)}
     if dropout != 0:
         return "dropout draws from torch's random generator"
-    if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
-        return f"attention on mixed or non-float types {sorted(map(str, dtypes))}"
+    if len(dtypes) != 1 or dtypes.isdisjoint(_TYPES):
+        return f"attention on {', '.join(sorted(map(str, dtypes)))}: kernels take one of {', '.join(map(str, _TYPES))}"
     if 0 in (*q.meta["val"].shape, *k.meta["val"].shape, *v.meta["val"].shape):
         return "attention on an empty tensor"
     return None
