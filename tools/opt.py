@@ -2,7 +2,7 @@
 
 This file is the command line only; `opt_mlir` and `opt_model` do the work. Exit codes: 0 all went well, 1 an error that was
 reported as one diagnostic, 2 a command line that does not parse (an unknown option, a value of
-another form, options that exclude each other).
+another form, options that exclude each other), 130 an interrupt.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from topo_opt.errors import OptionError
 from topo_opt.tools.input_kind import MODEL_SUFFIX, input_kind
 from topo_opt.tools.reporting import reported
 
-EXIT_CODES = "exit codes: 0 success, 1 an error (one diagnostic on standard error), 2 a command line that does not parse"
+EXIT_CODES = "exit codes: 0 success, 1 an error (one diagnostic on standard error), 2 a command line that does not parse, 130 an interrupt"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 from topo_opt.errors import TopoError
 
+INTERRUPTED = 130
+"""As shells report a process that SIGINT has ended, which Python does by itself where the interrupt came in code that a library ran."""
 COMPILER = "torch_mlir"
 """The package that a machine which only runs bundles may lack."""
 
@@ -27,7 +29,7 @@ def reported(
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        text, code = "error: interrupted", 1
+        text, code = "error: interrupted", INTERRUPTED
     except BrokenPipeError:
         _drop_output()
         return 1

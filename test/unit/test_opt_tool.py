@@ -291,7 +291,7 @@ def test_ctrl_c_in_mid_compile_is_one_line_and_leaves_nothing(models, tmp_path):
     time.sleep(2.0)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode in (130, -signal.SIGINT)  # which are the same to a shell
     assert err == "error: interrupted\n"
     assert list(tmp_path.iterdir()) == []
 

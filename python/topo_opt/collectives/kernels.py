@@ -65,7 +65,7 @@ class Reach(Strict):
 
 
 class Kernels(Strict):
-    """Kernels by what they do. `top_k` choose experts for rows, and group the rows by them; `loops` are pointwise operations and reductions."""
+    """Kernels by what they do. `top_k` choose experts for rows, and their bytes are those of what they chose; `loops` are pointwise operations and reductions."""
 
     name: Identifier
     description: Text

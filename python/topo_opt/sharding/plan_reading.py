@@ -198,8 +198,8 @@ class _Reader:
         if node.name == "topo.grouped_product":
             rows = (graph.values[node.operands[0]].shape or (0,))[0]
         made = Work(flops, dtype, tuple(reads), tuple(writes), traffic.kernels, triangular, rows)
-        if node.name == "topo.top_k":  # and the kernel that groups rows by what they chose
-            return replace(made, kind="top_k", reads=(), kernels=made.kernels + 1)
+        if node.name == "topo.top_k":
+            return replace(made, kind="top_k", reads=())
         kind = _MATRIX_OPS.get(node.name)
         return made if kind is None else replace(made, kind=kind, shape=_shape(graph, node, rule))
 
