@@ -199,8 +199,8 @@ def prepare(folder: Path, only: str) -> None:
     from torch_mlir import ir
 
     from topo_opt.codegen.triton import lower_kernel
-    from topo_opt.codegen.triton.attention_tiles import default_tile
     from topo_opt.codegen.triton.kernel import Kernel
+    from topo_opt.codegen.triton.tiles import default_tile
     from topo_opt.dialects import load
 
     folder.mkdir(parents=True, exist_ok=True)

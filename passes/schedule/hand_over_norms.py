@@ -34,7 +34,7 @@ class HandOverNorms(Pass):
 
     Here `@b` computes `contract(x * w, W) * f(reduce(g(x)))`, as `topo-sink-row-scale` leaves it. Its loop then multiplies what
     it loads, without a detour of the rows through registers, and nothing reads whole rows only to reduce them: `p` has a number
-    for every `CHUNK` columns. For products of more than two rows, where `@a` is a product too.
+    for every `CHUNK` columns. For products of more than `ALONE` rows, where `@a` is a product too.
     """
 
     name = "topo-hand-over-norms"

@@ -19,7 +19,7 @@ from topo_opt.structured.graph import Graph, Node
 CHUNK, FEWEST = 32, 16
 """Columns that a part of a sum stands for: what is read of a row is then a sixteenth of the row in bf16, and tiles have a multiple
 of so many. Never fewer than `FEWEST`."""
-_ALONE = 2
+ALONE = 2
 """Rows up to which products are best off in the vector form, which reads whole rows and needs no parts of sums."""
 
 
@@ -93,7 +93,7 @@ def norm_of(graph: Graph, rows: int) -> LeadingNorm | None:
     batch, m, _, _ = contractions[0].counts
     statistics = [n for n in graph.nodes if n.name == "linalg.generic" and n.has_reduction]
     factors = {c.operand("left")[1] for c in contractions}
-    if batch > 1 or not _ALONE < m <= rows or len(statistics) != 1 or len(factors) != 1:
+    if batch > 1 or not ALONE < m <= rows or len(statistics) != 1 or len(factors) != 1:
         return None
     (statistic,), (factor,) = statistics, factors
     if not _is_row_sum(graph, statistic):

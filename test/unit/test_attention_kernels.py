@@ -359,6 +359,12 @@ def test_keys_are_split_over_as_many_programs_as_a_machine_has_use_for(batch, ke
     assert source.grid[:2] == (batch * 8, splits)
 
 
+@pytest.mark.parametrize("heads, shared, rows, keys, depth", [(8, 8, 64, 1024, 128), (32, 8, 16, 1024, 64)])
+def test_many_rows_of_few_heads_leave_no_split_without_keys(heads, shared, rows, keys, depth):
+    source = plain(*_shapes(1, heads, shared, rows, keys, depth))
+    assert source.grid[1] > 1 and source.grid[1] * source.constexprs["BLOCK_N"] <= keys
+
+
 def test_split_counters_are_left_at_zero():
     """A second launch finds the counters as the first did."""
     source = check(*qkv(1, 8, 2, 1, 300, 32), launches=2)

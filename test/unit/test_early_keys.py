@@ -87,6 +87,7 @@ def run(source, arguments, written):
         names |= dict.fromkeys({"gdc_wait", "wait_in_loop"} & names.keys(), wait)
         launch(function, source.grid, {**passed, **source.constexprs}, [*arguments, out, *scratch])
     assert len(waits) >= math.prod(source.grid), "a program that did not wait"
+    assert not any(buffer.any() for buffer, s in zip(scratch, source.scratch) if s.zeroed)
     return out
 
 

@@ -11,9 +11,10 @@ from kernel_check import Checked, check_kernels, random_tensor
 from torch_mlir import ir
 
 from topo_opt import dialects
-from topo_opt.codegen.triton import gemm_space
+from topo_opt.codegen.triton import gemm_space, lower_kernel
 from topo_opt.codegen.triton.gemm_tiles import default_tile
 from topo_opt.codegen.triton.kernel import Kernel
+from topo_opt.codegen.triton.target import Target
 from topo_opt.errors import UnsupportedError
 
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
@@ -82,6 +83,20 @@ def test_gate_and_up_share_one_read_of_the_rows(form):
     result = gated(f, f.contract(x, a), f.contract(x, b))
     checked = verify(f.text([result], TILES[form]))
     assert checked.source.source.count("tl.load(in0") <= 4 * max(ROWS[form], 4) * 3
+
+
+@pytest.mark.parametrize("machine", ["mi300x-x8", "dgx2-v100-x16", "l20-x8-pcie", "h200-x1"])
+@pytest.mark.parametrize("m, n, k", [(64, 28672, 8192), (48, 14336, 5120), (8, 896, 896)])
+def test_every_machine_has_a_tile_for_products_that_take_a_norm(machine, m, n, k):
+    f = Function()
+    x, w, a, b = (f.argument(s) for s in ((m, k), (k,), (n, k), (n, k)))
+    scale = reciprocal_root(f, f.mean_square(x))
+    left = scaled(f, x, w)
+    text = f.text([gated(f, f.contract(left, a), f.contract(left, b), scale)], None)
+    with ir.Context() as context, ir.Location.unknown():
+        dialects.load(context)
+        module = ir.Module.parse(text)
+        assert lower_kernel(module.body.operations[0].operation, Target.named(machine)).grid[0] > 0
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -13,7 +13,7 @@ from topo_opt.codegen.triton.contraction import SMALL_ROWS, VECTOR_ROWS
 from topo_opt.collectives import CollectiveModel
 from topo_opt.collectives.kernels import Tile, kernels
 from topo_opt.reference.binding import find_function
-from topo_opt.sharding.cost import local_shape
+from topo_opt.sharding.cost import TopologyPrices, compute_table, least_cost, local_shape
 from topo_opt.sharding.plan_graph import PlanGraph, PlanOp, Work
 from topo_opt.sharding.plan_reading import read_plan_graph
 from topo_opt.sharding.rule import Factor, Rule
@@ -101,6 +101,32 @@ def test_experts_of_a_device_have_their_share_of_the_rows() -> None:
     whole, experts = (Strategy(axes, (), ()) for axes in ((WHOLE,), (2,)))
     assert local_shape(op, whole, [2]) == (16384, 2048, 128)
     assert local_shape(op, experts, [2]) == (8192, 2048, 64)
+
+
+@pytest.mark.parametrize("rows, groups", [(100, 8), (16384, 128), (37, 6)])
+def test_no_split_of_experts_takes_less_than_the_bound(rows: int, groups: int) -> None:
+    factors = tuple(Factor(size, "parallel") for size in (rows, 256, groups))
+    work = Work(1e12, "bf16", shared_rows=rows, kind="grouped_product", shape=((0,), (1,), (2,)), kernels=1)
+    op = PlanOp(0, "topo.grouped_product", Rule(factors, (), ()), (), (), work)
+    prices = TopologyPrices(load("hgx-h100-x8"))
+    for count in (2, 4, 8):
+        found = [Strategy((f,), (), ()) for f, factor in enumerate(factors) if factor.size % count == 0]
+        table = compute_table(op, found, [count], prices, ["gpu0"])
+        assert least_cost(op, count, prices, ["gpu0"]) <= table.min()
+
+
+def test_the_largest_of_a_row_is_no_choice_of_experts() -> None:
+    program = torch.export.export(_Largest(), (torch.randn(64, 512),), strict=False)
+    structured = lowered(program)
+    (choice,) = (
+        op for op in read_plan_graph(find_function(structured, "main")).ops if op.name == "topo.top_k"
+    )
+    assert choice.work.kind is None and choice.work.reads
+
+
+class _Largest(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.topk(x, 4)[0]
 
 
 def test_choosing_experts_takes_longer_than_its_bytes() -> None:

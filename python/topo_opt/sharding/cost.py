@@ -234,6 +234,8 @@ def _shapes_of_parts(op: PlanOp, count: int) -> list[tuple[int, int, int] | None
         return [None]
     m, n, k = (math.prod(op.rule.factors[f].size for f in factors) for factors in op.work.shape)
     c = [(m, n, k), (-(-m // count), n, k), (m, -(-n // count), k), (m, n, -(-k // count))]
+    if op.work.kind == "grouped_product":
+        c.append((-(-m // count), n, -(-k // count)))
     return list(dict.fromkeys(c))
 
 

@@ -71,6 +71,7 @@ class _Reader:
         self.nodes = [n for n in graph.nodes if _is_followed(graph, n)]
         self.kernels = kernels_of(graph)
         self.owners = Owners(graph)
+        self._chooses_experts = any(n.name == "topo.grouped_product" for n in graph.nodes)
 
     def plan_graph(self) -> PlanGraph:
         graph = self.graph
@@ -198,7 +199,7 @@ class _Reader:
         if node.name == "topo.grouped_product":
             rows = (graph.values[node.operands[0]].shape or (0,))[0]
         made = Work(flops, dtype, tuple(reads), tuple(writes), traffic.kernels, triangular, rows)
-        if node.name == "topo.top_k":
+        if node.name == "topo.top_k" and self._chooses_experts:
             return replace(made, kind="top_k", reads=())
         kind = _MATRIX_OPS.get(node.name)
         return made if kind is None else replace(made, kind=kind, shape=_shape(graph, node, rule))

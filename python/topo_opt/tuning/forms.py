@@ -85,7 +85,7 @@ class Single:
         return _own_first(self.own, search_space.candidates(self.kernel))
 
     def slowdown(self, tile: Tile) -> float | None:
-        return search_space.slowdown(Kernel(self.func, self.target), tile)
+        return search_space.slowdown(self.kernel, tile)
 
     def lower(self, tile: Tile) -> KernelSource:
         return search_space.lower(self.kernel, tile)

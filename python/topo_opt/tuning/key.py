@@ -43,6 +43,11 @@ class Key:
             return math.inf
         return sum(abs(math.log2(max(a, 1) / max(b, 1))) for a, b in zip(self.sizes, other.sizes))
 
+    def spread(self, other: Key) -> float:
+        """The largest ratio of a size in two kernels of one structure, above one."""
+        ratios = (max(a, b, 1) / max(min(a, b), 1) for a, b in zip(self.sizes, other.sizes))
+        return max(ratios, default=1.0)
+
 
 def key_of(func: ir.Operation, members: Sequence[ir.Operation] = ()) -> Key:
     """The key of a kernel function.

@@ -28,8 +28,9 @@ from topo_opt.tuning.subjects import Subject
 
 _TOLERATED = 1.05
 """How much slower than the best tile of the cost model one from other sizes may be by the model, which is off by twice as much."""
-_NEAR = 2.0
-"""Distance of sizes up to which a tile carries over where nothing estimates it: one dimension, which is in two arguments, twice as large."""
+_NEAR = 1.5
+"""Ratio of any size up to which a tile carries over where nothing estimates it: those of attention with twice the batch or twice the depth were
+a fifth to a third slower than the default (benchmarks/results/kernels-h200.md)."""
 
 FindMeasurer = Callable[[Device], "tuple[Measurer | None, str]"]
 """Something that measures on a device, or None and why there is nothing."""
@@ -117,7 +118,7 @@ def _look_up(subject: Subject, target: Target, store: Store) -> _Open:
     elif (
         (entry := store.nearest(key)) is not None
         and (tile := search_space.fit(entry.best.tile, opened.tiles))
-        and _carries_over(form, tile, key.distance(entry.key))
+        and _carries_over(form, tile, key.spread(entry.key))
     ):
         note = f"from sizes {_sizes(entry.key)}, measured with {_tools(entry)}"
         opened.guess = Choice(symbol, tile, "transfer", entry.best.us, note=note, entry=entry)
@@ -128,10 +129,10 @@ def _look_up(subject: Subject, target: Target, store: Store) -> _Open:
     return opened
 
 
-def _carries_over(form: Tunable, tile: Tile, distance: float) -> bool:
+def _carries_over(form: Tunable, tile: Tile, spread: float) -> bool:
     """Whether what is best at other sizes is likely to be here: the cost model finds nothing against it, or the sizes are near."""
     slowdown = form.slowdown(tile)
-    return distance <= _NEAR if slowdown is None else slowdown <= _TOLERATED
+    return spread <= _NEAR if slowdown is None else slowdown <= _TOLERATED
 
 
 def _known(symbol: str, entry: Entry, basis: str, note: str) -> Choice:

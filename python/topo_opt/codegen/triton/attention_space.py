@@ -10,7 +10,13 @@ from topo_opt.codegen.triton import attention_bounds
 from topo_opt.codegen.triton.attention_problem import Problem, read_problem
 from topo_opt.codegen.triton.attention_range import KeyRange
 from topo_opt.codegen.triton.attention_split import Split
-from topo_opt.codegen.triton.attention_tiles import MOST_SPLITS, PROGRAMS_PER_CORE, SPLIT_KEYS, default_tile
+from topo_opt.codegen.triton.attention_tiles import (
+    MOST_SPLITS,
+    PROGRAMS_PER_CORE,
+    SPLIT_KEYS,
+    default_tile,
+    with_descriptors,
+)
 from topo_opt.codegen.triton.emit import Axis, Emitter, Value
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
 from topo_opt.codegen.triton.writer import Writer
@@ -161,8 +167,6 @@ MOST_CANDIDATES = 64
 # For many rows and for few: (rows a block), (keys a block), (warps), (stages).
 _MANY_ROWS = ((64, 128), (32, 64, 128, 256), (4, 8), (1, 2, 3, 4))
 _FEW_ROWS = ((16, 32), (16, 32, 64, 128), (1, 2, 4, 8), (1, 2, 3, 4))
-_DESCRIBED_KEYS = 128
-"""Keys a block through descriptors: the best of full searches for five encoders and decoders (kernels-h200.md) had 64 to 256."""
 _BOTH = 16
 """Tiles of few rows that are tried with weights added up across warps behind the loop (which is what a tile means that does not say)
 and with `late` = 0 in it: one step of 32 sequences took 1.164 and 1.231 ms with 128 keys a block and two stages, 1.176 and 1.170 with three
@@ -204,12 +208,12 @@ def candidates(kernel: Kernel) -> list[dict[str, int]]:
     near = sorted(found, key=lambda t: (_many_rows_cost(default, t), sorted(t.items())))
     if problem.element == "f32":
         return _once([default, *near])[:MOST_CANDIDATES]
-    described = {**default, "n": min(_DESCRIBED_KEYS, next_power_of_two(problem.keys)), "stages": 2}
-    with_descriptors = [
+    described = with_descriptors(kernel, default) or default
+    by_descriptors = [
         {**tile, "tma": 1}
         for tile in sorted(found, key=lambda t: (_many_rows_cost(described, t), sorted(t.items())))
     ]
-    turns = [tile for pair in zip(with_descriptors, near) for tile in pair]
+    turns = [tile for pair in zip(by_descriptors, near) for tile in pair]
     return _once([default, *turns])[:MOST_CANDIDATES]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from topo_opt.codegen.triton.attention_problem import Problem, read_problem
 from topo_opt.codegen.triton.attention_range import interval
 from topo_opt.codegen.triton.kernel import Kernel, next_power_of_two
+from topo_opt.structured.graph import element_bytes
 from topo_opt.structured.index import const
 
 FEW_ROWS = 16
@@ -34,10 +35,13 @@ _HALF: dict[tuple[int, int], Row] = {
 }
 # Few groups read keys in small blocks, by how deep they are: more of them wait for memory at once.
 _FEW_GROUPS: dict[int, Row] = {64: (64, 2, 3), 128: (32, 2, 3)}
-PROGRAMS_PER_CORE = 4
-"""Programs of split keys a core has at most: the best of seven decoders had 512 on 132 cores, or as many as have keys enough."""
-# Through descriptors (`tma`), with rows enough for wgmma: keys a block by depth, stages.
-_DESCRIBED: dict[int, tuple[int, int]] = {64: (128, 2), 128: (128, 2)}
+PROGRAMS_PER_CORE, _IN_F32 = 4, 2
+"""Programs of split keys a core has at most: the best of seven decoders had 512 on 132 cores, or as many as have keys enough. In f32 one of
+more than one a core was never searched for: as many as leave no core without."""
+_DESCRIBED: Row = (128, 4, 2)
+"""Through descriptors (`tma`), with rows enough for wgmma, of depths up to `_DEEPEST_DESCRIBED`: the best of searches for eight encoders and prompts
+had 64 to 256 keys a block (kernels-h200.md)."""
+_DEEPEST_DESCRIBED = 128
 # No tensor cores in f32: every thread holds its operands in registers.
 _SINGLE: dict[tuple[int, int], Row] = {
     (32, 64): (32, 4, 1),
@@ -64,7 +68,8 @@ def default_tile(kernel: Kernel) -> dict[str, int]:
         (m, min((limit for size, limit in table if size == m and depth <= limit), default=1024))
     ]
     half = problem.element != "f32"
-    splits = choose_splits(problem, groups, cores * (PROGRAMS_PER_CORE if half else 2)) if rows <= m else 1
+    wanted = cores * (PROGRAMS_PER_CORE if half else _IN_F32)
+    splits = choose_splits(problem, groups, wanted) if rows <= m else 1
     if m == 16 and groups < cores and half:
         n, warps, stages = next((row for d, row in _FEW_GROUPS.items() if depth <= d), (n, warps, stages))
     n = max(16, min(n, next_power_of_two(problem.keys // splits)))
@@ -82,12 +87,14 @@ def default_tile(kernel: Kernel) -> dict[str, int]:
 
 def with_descriptors(kernel: Kernel, tile: dict[str, int]) -> dict[str, int] | None:
     """The tile that is best where keys and values are copied through descriptors; None where that is not known to be better."""
-    problem = read_problem(kernel)
+    problem, target = read_problem(kernel), kernel.target
     depth = next_power_of_two(max(problem.depth, problem.width, 16))
-    row = next((row for d, row in _DESCRIBED.items() if depth <= d), None)
-    if row is None or tile["m"] < 64 or problem.element == "f32":
+    if tile["m"] < 64 or problem.element == "f32" or depth > _DEEPEST_DESCRIBED or not target.has_tma:
         return None
-    return {**tile, "n": max(16, min(row[0], next_power_of_two(problem.keys))), "stages": row[1], "tma": 1}
+    n, _, stages = _DESCRIBED
+    n = max(16, min(n, next_power_of_two(problem.keys // tile["splits"])))
+    shared = (tile["m"] + 2 * stages * n) * depth * element_bytes(problem.element)
+    return {**tile, "n": n, "stages": stages, "tma": 1} if shared <= target.shared_bytes else None
 
 
 def most_keys(problem: Problem) -> int:

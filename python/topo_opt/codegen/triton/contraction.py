@@ -15,7 +15,7 @@ from topo_opt.structured.index import ZERO, Expr, delinearize, linearize
 VECTOR_ROWS = 4
 """Products of up to so many rows stream their weights instead of using tensor cores."""
 SMALL_ROWS = 64
-"""Products of up to so many rows are bound by reading their weights: beyond `VECTOR_ROWS` they take the skinny form."""
+"""Products of up to so many rows are bound by reading their weights: beyond `VECTOR_ROWS`, or where a norm is handed over, they take the skinny form."""
 
 
 @dataclass(frozen=True)

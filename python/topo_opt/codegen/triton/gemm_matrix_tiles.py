@@ -80,7 +80,8 @@ def timed(kernel: Kernel, figures: Figures) -> Ranked:
         joined = replace(figures, columns=2 * figures.columns, products=max(1, figures.products // 2))
         ways = [w for w in _ways(kernel, joined) if w.size.n % (2 * period) == 0]
         found = [(_time(kernel, joined, w, math), _tile(kernel, joined, w)) for w in ways]
-        return [(time, tile | {"n": tile["n"] // 2}) for time, tile in found]
+        if found:
+            return [(time, tile | {"n": tile["n"] // 2}) for time, tile in found]
     return [(_time(kernel, figures, w, math), _tile(kernel, figures, w)) for w in _ways(kernel, figures)]
 
 
@@ -88,8 +89,7 @@ def microseconds(kernel: Kernel, figures: Figures) -> float:
     """Estimated time of a launch with the best tile."""
     if figures.element == "f32":
         return gemm_f32_tiles.microseconds(kernel, figures)
-    math = _has_math(kernel)
-    return min(_time(kernel, figures, way, math) for way in _ways(kernel, figures))
+    return min(time for time, _ in timed(kernel, figures))
 
 
 def variants(kernel: Kernel, figures: Figures) -> list[dict[str, int]]:

@@ -40,12 +40,14 @@ _PARTS_BYTES_PER_NS = 30.5
 """What one core writes and reads of parts."""
 _NARROW = 1.59
 """Blocks of fewer than 64 columns leave part of the tensor core instruction unused."""
-_SLICE_K, _SLICE_STEPS = 64, 3
-"""k of a slice, and steps of k, at least: a warp reads whole lines of memory, ahead of their use. Others took two to ten times as long."""
+_SLICE_STEPS = 3
+"""Steps of k of programs with slices, at least: their blocks are then read ahead of their use. Others took up to ten times as long."""
 _FLAT = ((64, 64, 4), (64, 128, 4), (64, 256, 4), (128, 64, 4), (128, 128, 4), (128, 64, 8), (128, 128, 8), (32, 128, 4), (16, 128, 4), (16, 256, 4))  # fmt: skip
 """Columns, k and warps."""
 _SLICED = tuple(product((8, 16, 32, 64), (256, 512, 1024), (4,)))
-"""Columns, k and warps, which are as many as slices."""
+"""Columns, k and warps, which are as many as slices. A warp reads whole lines of memory then."""
+_LESS_SHARED = tuple(product((8, 16, 32, 64), (256, 512, 1024), (4, 8)))
+"""Those tried where nothing else fits: with few steps of k a program has fewer buffers."""
 _SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 _AHEAD_REGISTERS = 128
 """Registers of a thread that hold weights requested before the wait, at most."""
@@ -60,26 +62,31 @@ def ranked(figures: Figures, target: Target) -> Ranked:
     if not fewest <= figures.m <= most or not (figures.half or figures.element == "f32"):
         return []
     found: dict[tuple[tuple[str, int], ...], tuple[float, dict[str, int]]] = {}
-    for tile, steps in _tiles(figures):
-        time = _time(figures, target, tile, steps)
-        if time is not None:
-            found.setdefault(tuple(tile.items()), (time, tile))
+    for sliced, fewest_steps in ((_SLICED, _SLICE_STEPS), (_LESS_SHARED, 1)):
+        for tile, steps in _tiles(figures, sliced, fewest_steps):
+            time = _time(figures, target, tile, steps)
+            if time is not None:
+                found.setdefault(tuple(tile.items()), (time, tile))
+        if found:
+            break
     return list(found.values())
 
 
-def _tiles(figures: Figures) -> Iterator[tuple[dict[str, int], int]]:
+def _tiles(
+    figures: Figures, sliced: Sequence[tuple[int, int, int]], fewest_steps: int
+) -> Iterator[tuple[dict[str, int], int]]:
     """Tiles and the steps of k of a program."""
     widest, columns = next_power_of_two(figures.k), max(16, next_power_of_two(figures.columns))
-    blocks = [(*block, 1) for block in _FLAT] + [(n, k, warps, warps) for n, k, warps in _SLICED]
+    blocks = [(*block, 1) for block in _FLAT] + [(n, k, warps, warps) for n, k, warps in sliced]
     for (n, k, warps, slices), split, stages in product(blocks, _SPLITS, (3, 4, 5, 6)):
-        block = max((_SLICE_K if slices > 1 else 16) * slices, min(k, widest))
+        block = max(16 * slices, min(k, widest))
         all_steps = ceil(figures.k / block)
         steps = ceil(all_steps / split)
         if (
             n > columns
             or n % figures.chunk
             or ceil(all_steps / steps) != split
-            or steps < (_SLICE_STEPS if slices > 1 else 2 if split > 1 else 1)
+            or steps < (fewest_steps if slices > 1 else 2 if split > 1 else 1)
         ):
             continue
         tile = {"split": split, "n": n, "k": block, "warps": warps, "stages": min(stages, max(steps - 1, 1))}

@@ -13,7 +13,7 @@ from topo_opt.codegen.triton.kernel import Kernel
 
 LIMIT = 56
 _AHEAD = 5
-"""Skinny tiles of each sort that are tried with more blocks ahead."""
+"""Skinny tiles that are tried with more blocks ahead."""
 _MATRIX_SHARE = 4
 """Matrix tiles beside those of the forms for few rows."""
 _STAGES_SHARE = 2

@@ -84,9 +84,14 @@ class Kernel:
 
     @property
     def precision_behind_products(self) -> Precision:
-        """The same for functions of what a contraction gives, which eager PyTorch rounds in between."""
-        coarse = self._stored_floats == {"bf16"} and self.target.has_tanh
+        """The same in kernels of contractions, whose results eager PyTorch rounds in between to the type of the factors."""
+        coarse = self._stored_floats == self._factors == {"bf16"} and self.target.has_tanh
         return Precision.BF16 if coarse else self.precision
+
+    @property
+    def _factors(self) -> set[str]:
+        products = [n for n in self.graph.nodes if n.name in ("linalg.contract", "topo.grouped_product")]
+        return {self.graph.values[v].element for n in products for v in n.operands[:2]}
 
     @property
     def _stored_floats(self) -> set[str]:

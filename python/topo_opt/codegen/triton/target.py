@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from topo_opt.topology.schema import Device
 
 
-_FIRST_WITH_TANH = 75
-"""NVIDIA's compute capability from which on there is an instruction for tanh in f32."""
+_FIRST_WITH_TANH, _FIRST_WITH_TMA = 75, 90
+"""NVIDIA's compute capability from which on there is an instruction for tanh in f32, and hardware that copies blocks."""
 
 
 class Precision(IntEnum):
@@ -22,7 +22,7 @@ class Precision(IntEnum):
     HALF = 1
     """Right far below the last digit of half precision."""
     BF16 = 2
-    """Right below the last digit of bf16, of what eager PyTorch has rounded to bf16 already."""
+    """Off by less than half a unit of bf16's last place at 0.01, behind products of bf16, which eager PyTorch rounds before."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Target:
     memory_bytes_per_s: float = 4.24e12
     has_tanh: bool = True
     """Whether it has PTX's `tanh.approx.f32`."""
+    has_tma: bool = True
+    """Whether its hardware copies blocks that a tensor descriptor says."""
 
     @classmethod
     def named(cls, topology: str) -> Target:
@@ -53,4 +55,5 @@ class Target:
             device.cores.shared_memory_per_block_bytes.value,
             device.memory.read_write_bytes_per_s.value,
             has_tanh=(device.target.capability or 0) >= _FIRST_WITH_TANH,
+            has_tma=(device.target.capability or 0) >= _FIRST_WITH_TMA,
         )
