@@ -201,6 +201,17 @@ def test_default_tiles_follow_the_layout():
     assert strides == (2, 1) and tile["r"] == 1 and tile["x"] >= 256
 
 
+@pytest.mark.parametrize(
+    "dtype, rows, columns, x, warps",
+    [(torch.bfloat16, 12288, 768, 4, 4), (torch.bfloat16, 2048, 2048, 2, 8), (torch.bfloat16, 1500, 768, 2, 4),
+     (torch.bfloat16, 600, 768, 1, 4), (torch.float32, 12288, 768, 1, 4)],
+)  # fmt: skip
+def test_many_short_rows_of_half_precision_share_programs(dtype, rows, columns, x, warps):
+    given = torch.empty(rows, columns, device="meta", dtype=dtype)
+    ((_, tile),) = tile_of(lambda a: torch.nn.functional.layer_norm(a, (columns,)), given)
+    assert (tile["x"], tile["warps"]) == (x, warps)
+
+
 def test_blocks_have_whole_runs_of_neighbours_where_their_number_is_odd():
     for function in (lambda x: x.sum(1), lambda x: x.argmax(1)):
         ((strides, tile),) = tile_of(function, meta(64, 2048, 2047))
