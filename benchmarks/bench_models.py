@@ -366,4 +366,5 @@ OTHERS: dict[str, Callable[[str], Work]] = {
     "gpt2-medium-2x700": gpt2_medium(2, 700),
     "vit-b16-b8": vit(8),
 }
-"""Other widths, batch sizes and lengths: kernels that no tile was searched for."""
+"""Other widths, batch sizes and lengths: no tile is shipped for them."""
+ALL = CASES | OTHERS

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_models import CASES, OTHERS, Work
+from bench_models import ALL, CASES, Work
 
 PEERS = ("graph", "default", "default-graph", "max-autotune")
 
@@ -34,7 +34,7 @@ def prepare(folder: Path, cases: list[str], tuning: dict[str, Any]) -> None:
     from topo_opt import driver
 
     for case in cases:
-        work = (CASES | OTHERS)[case]("meta")
+        work = ALL[case]("meta")
         with torch.no_grad():
             program = torch.export.export(work.module, work.inputs, strict=False)
         start = time.time()
@@ -131,7 +131,7 @@ def run_case(
     from topo_opt import runtime
 
     torch.manual_seed(0)
-    work = (CASES | OTHERS)[case]("cuda")
+    work = ALL[case]("cuda")
     for name, buffer in work.module.named_buffers():
         if name.endswith(("keys", "values")):
             buffer.normal_()

@@ -36,7 +36,7 @@ _HALF: dict[tuple[int, int], Row] = {
 # Few groups read keys in small blocks, by how deep they are: more of them wait for memory at once.
 _FEW_GROUPS: dict[int, Row] = {64: (64, 2, 3), 128: (32, 2, 3)}
 PROGRAMS_PER_CORE, _IN_F32 = 4, 2
-"""Programs of split keys a core has at most: the best of seven decoders had 512 on 132 cores, or as many as have keys enough. In f32 one of
+"""Programs of split keys a core has at most: the best of eight decoders had 512 on 132 cores, or as many as have keys enough. In f32 one of
 more than one a core was never searched for: as many as leave no core without."""
 _DESCRIBED: Row = (128, 4, 2)
 """Through descriptors (`tma`), with rows enough for wgmma, of depths up to `_DEEPEST_DESCRIBED`: the best of searches for eight encoders and prompts

@@ -20,8 +20,8 @@ from topo_opt.codegen.triton.memory_model import (
 )
 from topo_opt.codegen.triton.target import Target
 
-# Fitted to 740 timings of 34 kernels of 4 to 64 rows on an H200 (Triton 3.6), 346 of them with slices, launched dependently with weights cold:
-# the first tile takes 7% longer than the best of a shape in the mean, and times are off by 12%.
+# Fitted to 740 timings of 34 kernels of 4 to 64 rows on an H200 (Triton 3.6), 355 of them with slices, launched dependently with weights cold:
+# the first tile takes 9% longer than the best of a shape in the mean, and times are off by 11%.
 _START_NS, _SPLIT_NS = 1950.0, 1470.0
 """A launch with its first block; writing a part, counting in and reading the parts."""
 _READING = 0.96
@@ -41,7 +41,7 @@ _PARTS_BYTES_PER_NS = 30.5
 _NARROW = 1.59
 """Blocks of fewer than 64 columns leave part of the tensor core instruction unused."""
 _SLICE_STEPS = 3
-"""Steps of k of programs with slices, at least: their blocks are then read ahead of their use. Others took up to ten times as long."""
+"""Steps of k of programs with slices, at least: their blocks are then read ahead of their use. Others took up to five times as long."""
 _FLAT = ((64, 64, 4), (64, 128, 4), (64, 256, 4), (128, 64, 4), (128, 128, 4), (128, 64, 8), (128, 128, 8), (32, 128, 4), (16, 128, 4), (16, 256, 4))  # fmt: skip
 """Columns, k and warps."""
 _SLICED = tuple(product((8, 16, 32, 64), (256, 512, 1024), (4,)))

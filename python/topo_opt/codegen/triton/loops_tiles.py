@@ -128,10 +128,10 @@ def _along_columns(rows: int, cols: int, once: bool) -> Tile:
 
 
 def _several_rows(kernel: Kernel, rows: int, cols: int) -> Tile:
-    """Several short rows of half precision a program, where there are enough of them for all cores; else empty."""
+    """Several rows of half precision a program, of those that would have one to themselves, where there are enough for all cores; else empty."""
     r = next_power_of_two(cols)
     together = min(HALF_ELEMENTS // r, rows // (PROGRAMS_PER_CORE * kernel.target.cores))
-    if together < 2 or kernel.precision == Precision.EXACT:
+    if r < ELEMENTS or together < 2 or kernel.precision == Precision.EXACT:
         return {}
     return {"x": 1 << (together.bit_length() - 1), "r": r, "warps": 4 if r <= HALF_ELEMENTS // 4 else 8}
 
