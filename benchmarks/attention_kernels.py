@@ -99,10 +99,17 @@ CASES = [
     Case("llama-1b prefill", 1, 32, 8, 2048, 2048, 64, causal=True),
     Case("llama-1b prefill, causal mask", 1, 32, 8, 2048, 2048, 64, mask=(1, 1, 2048, 2048), filled="causal"),
     Case("llama-8b prefill", 1, 32, 8, 2048, 2048, 128, causal=True),
+    Case("llama-8b prefill of 8192", 1, 32, 8, 8192, 8192, 128, causal=True),
+    Case("llama-8b prefill of 700", 1, 32, 8, 700, 700, 128, causal=True),
+    Case("phi-3 prefill, depth 96", 1, 32, 32, 2048, 2048, 96, causal=True),
+    Case("gemma prefill, depth 256", 1, 8, 4, 2048, 2048, 256, causal=True),
     Case("bert row mask", 8, 12, 12, 512, 512, 64, mask=(8, 1, 1, 512)),
     Case("bert square mask", 8, 12, 12, 512, 512, 64, mask=(8, 1, 512, 512)),
     Case("whisper encoder", 4, 20, 20, 1500, 1500, 64),
     Case("vit-h depth 80", 8, 16, 16, 257, 257, 80),
+    Case("f32, depth 64", 32, 16, 16, 512, 512, 64, dtype="fp32"),
+    Case("f32, depth 96", 32, 8, 8, 512, 512, 96, dtype="fp32"),
+    Case("f32 causal, depth 128", 4, 16, 16, 1024, 1024, 128, causal=True, dtype="fp32"),
     *_decode("llama-1b", 64, 1024, (1, 8, 32)),
     *_decode("llama-1b", 64, 1024, (1, 32), "half"),
     *_decode("llama-8b", 128, 1024, (1, 8)),
@@ -117,7 +124,10 @@ CASES = [
 # m, n, warps, stages of many rows, by padded depth.
 PREFILL = {
     64: [
+        (64, 64, 4, 2),
         (64, 64, 4, 3),
+        (64, 128, 4, 1),
+        (64, 128, 4, 2),
         (64, 128, 4, 3),
         (128, 32, 4, 3),
         (128, 64, 4, 2),
@@ -127,15 +137,37 @@ PREFILL = {
         (128, 128, 8, 3),
     ],
     128: [
+        (64, 64, 4, 1),
         (64, 64, 4, 2),
         (64, 64, 4, 3),
+        (64, 128, 4, 1),
         (64, 128, 4, 2),
         (128, 32, 8, 3),
+        (128, 64, 4, 2),
+        (128, 64, 8, 1),
         (128, 64, 8, 2),
         (128, 64, 8, 3),
+        (128, 128, 8, 1),
         (128, 128, 8, 2),
     ],
+    256: [
+        (64, 32, 4, 1),
+        (64, 32, 4, 2),
+        (64, 64, 4, 1),
+        (64, 64, 4, 2),
+        (64, 32, 8, 2),
+        (64, 64, 8, 2),
+        (128, 32, 8, 2),
+        (128, 64, 8, 1),
+        (128, 64, 8, 2),
+    ],
 }
+SINGLE = [
+    (m, n, warps, stages)
+    for m, n, warps, stages in itertools.product((32, 64, 128), (16, 32, 64), (4, 8), (1, 2))
+    if warps * 8 <= m
+]
+"""The same in f32."""
 # n, warps, stages of few rows.
 DECODE = [(32, 2, 3), (64, 2, 3), (64, 4, 3), (64, 4, 4), (128, 4, 2)]
 
@@ -145,11 +177,12 @@ def tiles(case: Case) -> list[dict[str, int]]:
     group = case.h // case.g
     if not case.is_decode:
         names = ("m", "n", "warps", "stages")
-        depth = 64 if case.d <= 64 else 128
+        depth = next(d for d in PREFILL if case.d <= d)
         rest = {"pack": 1, "splits": 1}
-        found = [dict(zip(names, t)) | rest | {"bounds": 0, "tma": 0} for t in PREFILL[depth]]
+        shapes = SINGLE if case.dtype == "fp32" else PREFILL[depth]
+        found = [dict(zip(names, t)) | rest | {"bounds": 0, "tma": 0} for t in shapes]
         found += [t | {"bounds": 1} for t in found[:5] if case.mask]
-        return found + [t | {"tma": 1} for t in found]
+        return found if case.dtype == "fp32" else found + [t | {"tma": 1} for t in found]
     fill = max(1, 1 << (132 // (case.b * case.g)).bit_length())
     splits = sorted(
         {

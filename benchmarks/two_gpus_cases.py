@@ -25,6 +25,8 @@ HEADS = [f"layers.*.{name}=_,{AXIS},_,_" for name in ("keys", "values")]
 WHOLE = [*(f"layers.*.{name}.weight=_,_" for name in (*COLUMNS, *ROWS)), "head.weight=_,_"]
 BATCH = [f"ids={AXIS},_", *(f"layers.*.{name}={AXIS},_,_,_" for name in ("keys", "values"))]
 BERT_WHOLE = [f"*.{name}.weight=_,_" for name in ("query", "key", "value", "dense")]
+# q, k, v, o, gate, up, down; q, k, v, o, up, down
+DECODER_COLUMNS, BERT_COLUMNS = (7, (0, 1, 2, 4, 5)), (6, (0, 1, 2, 4))
 BERT_TENSOR = [
     *(f"*.{name}.weight={AXIS},_" for name in ("query", "key", "value", "intermediate.dense")),
     f"*.output.dense.weight=_,{AXIS}",
@@ -35,10 +37,15 @@ Pins = Sequence[str]
 
 @dataclass(frozen=True)
 class Way:
-    """How a case is split: pins; None leaves all to the planner. `residuals`: by which of its dimensions what layers add up is split, too."""
+    """How a case is split: pins; None leaves all to the planner.
+
+    `residuals`: by which of its dimensions what layers add up is split, too. `columns`: of so many products a layer, those whose columns
+    are split, in the order in which they run: else the planner may split rows, and gather the weights.
+    """
 
     pins: Pins | None = None
     residuals: Literal["batch", "positions"] | None = None
+    columns: tuple[int, tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ def cases(small: bool) -> dict[str, Case]:
 
     def decoders(name: str, batches: Sequence[int]) -> None:
         for batch in batches:
-            ways = PLANNED | {"tensor": Way([*TENSOR, *HEADS])}
+            ways = PLANNED | {"tensor": Way([*TENSOR, *HEADS], columns=DECODER_COLUMNS)}
             if batch > 1:
                 ways["data"] = Way([*WHOLE, *BATCH], "batch")
             found[f"{name}-decode-b{batch}"] = Case(decode(shapes[name], batch, cache), ways, peer=True)
@@ -74,7 +81,8 @@ def cases(small: bool) -> dict[str, Case]:
     def prompts(name: str, some: Sequence[int]) -> None:
         for length in some:
             shape = replace(shapes[name], positions=length)
-            ways = PLANNED | {"tensor": Way(TENSOR), "sequence": Way(TENSOR, "positions")}
+            tensor = Way(TENSOR, columns=DECODER_COLUMNS)
+            ways = PLANNED | {"tensor": tensor, "sequence": replace(tensor, residuals="positions")}
             found[f"{name}-prefill-{length}"] = Case(prefill(shape, length), ways, peer=True)
 
     decoders("llama8b", (1, 32))
@@ -91,7 +99,11 @@ def cases(small: bool) -> dict[str, Case]:
     )
     found["bert-base-8x512"] = Case(
         bert(8, 512),
-        PLANNED | {"data": Way([*BERT_WHOLE, f"ids={AXIS},_", f"mask={AXIS},_"]), "tensor": Way(BERT_TENSOR)},
+        PLANNED
+        | {
+            "data": Way([*BERT_WHOLE, f"ids={AXIS},_", f"mask={AXIS},_"]),
+            "tensor": Way(BERT_TENSOR, columns=BERT_COLUMNS),
+        },
     )
     prompts("llama8b", lengths[1:])
     decoders("llama8b", (8,))
@@ -119,25 +131,42 @@ def options_of(case: Case, way: str, program: Any, work: Work, topology: str) ->
         return driver.Options(topology=topology, mesh=mesh, planner=planner, pack_weights=False)
 
     options = pinned(split.pins or ())
-    if split.residuals is None:
+    if split.residuals is None and split.columns is None:
         return options
     looked = driver.start({"main": program}, options)
     driver.schedule(looked)
-    return pinned([*(split.pins or ()), *_residual_pins(looked.plans[0], work, split.residuals)])
+    graph = looked.plans[0].graph
+    results = {v.name for v in graph.values if v.returned}
+    values = [v for v in graph.values if v.name not in results and len(v.shape) == 3]
+    return pinned([*(split.pins or ()), *_residual_pins(values, work, split), *_column_pins(values, split)])
 
 
-def _residual_pins(plan: Any, work: Work, dimension: str) -> list[str]:
+def _residual_pins(values: Sequence[Any], work: Work, split: Way) -> list[str]:
     """Pins by which the sums between layers, and where the batch is split all products, are split by a dimension.
 
     Else the planner takes whole weights, too, by columns and rows. The names are those that it has for the values.
     """
-    rows, names = tuple(work.inputs[0].shape), ("add", "linear") if dimension == "batch" else ("add",)
-    sums = {
-        value.name
-        for value in plan.graph.values
-        if value.name.startswith(names) and len(value.shape) == 3 and tuple(value.shape[:2]) == rows
-    }
+    if split.residuals is None:
+        return []
+    batch = split.residuals == "batch"
+    rows, names = tuple(work.inputs[0].shape), ("add", "linear") if batch else ("add",)
+    sums = {value.name for value in values if value.name.startswith(names) and tuple(value.shape[:2]) == rows}
     if not sums:
         raise ValueError("the plan names no sums between layers")
-    layout = f"{AXIS},_,_" if dimension == "batch" else f"_,{AXIS},_"
+    layout = f"{AXIS},_,_" if batch else f"_,{AXIS},_"
     return [f"{name}={layout}" for name in sorted(sums)]
+
+
+def _column_pins(values: Sequence[Any], split: Way) -> list[str]:
+    """Pins by which the columns of products are split.
+
+    Raises:
+        ValueError: the products that the plan names are no whole layers.
+    """
+    if split.columns is None:
+        return []
+    period, columns = split.columns
+    products = list(dict.fromkeys(v.name for v in values if v.name.startswith("linear")))
+    if not products or len(products) % period:
+        raise ValueError(f"the plan names {len(products)} products, where a layer has {period}")
+    return [f"{name}=_,_,{AXIS}" for i, name in enumerate(products) if i % period in columns]

@@ -12,9 +12,12 @@ __all__ = ["__version__", "compile", "load"]
 def __getattr__(name: str) -> Any:
     """Resolves the public functions on first use, so that `import topo_opt` stays cheap."""
     if name == "__version__":
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("topo-opt")
+        try:
+            return version("topo-opt")
+        except PackageNotFoundError:  # a copy of the source that was never installed
+            return "unknown"
     if name == "compile":
         from topo_opt.api import compile
 

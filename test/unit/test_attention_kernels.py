@@ -341,13 +341,24 @@ def test_offsets_of_64_bits(m, splits, monkeypatch):
 
 @pytest.mark.parametrize(
     "dtype, depth, described",
-    [(torch.bfloat16, 64, True), (torch.float16, 128, True), (torch.float32, 64, False), (torch.bfloat16, 256, False),
-     (torch.bfloat16, 20, False)],
-    ids=["half", "deep", "f32", "deeper", "rows that are not aligned"],
+    [(torch.bfloat16, 64, True), (torch.float16, 128, True), (torch.float32, 64, False), (torch.bfloat16, 256, True),
+     (torch.bfloat16, 512, False), (torch.bfloat16, 20, False)],
+    ids=["half", "deep", "f32", "deeper", "deepest", "rows that are not aligned"],
 )  # fmt: skip
 def test_many_rows_read_keys_through_descriptors_where_that_is_known_to_be_fast(dtype, depth, described):
     source = plain(*(_shape(1, 4, 512, depth, dtype=dtype) for _ in range(3)))
     assert {p.name for p in source.params if p.descriptor} == ({"keys", "values"} if described else set())
+
+
+@pytest.mark.parametrize(
+    "rows, heads, block, warps", [(2048, 32, 128, 8), (700, 32, 64, 4), (2048, 4, 64, 4)]
+)
+def test_long_prompts_of_deep_heads_take_larger_blocks(rows, heads, block, warps):
+    """128 rows where they come in three rounds of the cores; and two programs of 64 rows fit the shared memory of a core."""
+    source = plain(*(_shape(1, heads, rows, 128, dtype=torch.bfloat16) for _ in range(3)), causal=True)
+    assert (source.constexprs["BLOCK_M"], source.num_warps) == (block, warps)
+    kept = 2 * 128 * (block + 2 * source.num_stages * source.constexprs["BLOCK_N"])
+    assert kept * (2 if block == 64 else 1) <= 227 << 10
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from topo_opt.errors import InputError
 from topo_opt.sharding import collective
 from topo_opt.sharding.cost import picoseconds
 from topo_opt.sharding.cost_reshard import conversion
-from topo_opt.sharding.pins import ShardingPin
+from topo_opt.sharding.pins import ShardingPin, resolve
 from topo_opt.sharding.plan import Plan, PlanOptions, plan, plan_topology
 from topo_opt.sharding.plan_functions import join
 from topo_opt.sharding.plan_graph import PlanGraph
@@ -286,6 +286,20 @@ def test_pins_are_kept() -> None:
     assert _sharding(made, "up") == ((), ("x",)) and _sharding(made, "down") == (("x",), ())
     free = _plan(_mlp(1, 4096, 16384), prices, mesh=_mesh(prices, 8))
     assert made.seconds > free.seconds
+
+
+def test_a_pin_of_an_operator_is_about_its_result_alone() -> None:
+    """What is computed on the way, such as a bias in its storage type, bears the operator's name and has other dimensions."""
+    prices, b = RingPrices(), Builder()
+    x, weight = b.argument("x", 64, 4096, kind="input"), b.argument("weight", 16384, 4096)
+    bias = b.pointwise(b.argument("bias", 16384))
+    graph = b.graph(b.product(x, weight))
+    for value in (graph.values[bias], graph.values[graph.ops[-1].results[0]]):
+        value.name = "linear"
+    found = resolve((ShardingPin.parse("linear=_,x"),), graph, _mesh(prices, 8))
+    assert list(found) == [graph.ops[-1].results[0]]
+    with pytest.raises(InputError, match="has 3 dimensions"):
+        resolve((ShardingPin.parse("linear=_,_,x"),), graph, _mesh(prices, 8))
 
 
 def test_a_pin_decides_about_the_mesh() -> None:

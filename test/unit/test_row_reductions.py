@@ -87,6 +87,8 @@ def test_shared_rows_give_mean_and_variance(tile):
     x = torch.randn(5, 300) + 10
     source = check(moments, [x], tile, [(5,), (5,)])
     assert "atomic_add" in source and source.count("for r0 in") == 1
+    loop, combined = source.split("if arrived ==")
+    assert "tl.sum(count" not in loop and "tl.sum(parts" in combined
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ layers.*.q.weight=x,_        dimension 0 split over axis x, dimension 1 whole
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -75,9 +75,20 @@ def resolve(pins: Iterable[ShardingPin], graph: PlanGraph, mesh: Mesh) -> Mappin
             raise InputError(
                 f"no tensor matches '{pin.pattern}'", hint=f"there are {', '.join(names[:4])}, ..."
             )
-        for number in matched:
+        for number in _of_its_rank(pin, graph, matched):
             found[number] = _pin(pin, graph.values[number], mesh)
     return found
+
+
+def _of_its_rank(pin: ShardingPin, graph: PlanGraph, matched: Sequence[int]) -> Sequence[int]:
+    """Without what else an operator computes on its way, such as a bias in its storage type, which bears the operator's name."""
+
+    def fits(number: int) -> bool:
+        return len(graph.values[number].shape) == len(pin.dims)
+
+    if not any(fits(number) for number in matched):
+        return matched
+    return [number for number in matched if graph.values[number].kind is not None or fits(number)]
 
 
 def _pin(pin: ShardingPin, value: PlanValue, mesh: Mesh) -> Pin:

@@ -234,12 +234,17 @@ class Moments(Accumulator):
             f"(({columns_read} - tl.arange(0, RBLOCK)[None, :] + RBLOCK - 1) // RBLOCK).to(tl.float32)",
             "count",
         )
-        return self.collapse([*self.lanes, count])
+        # Known, and not added up: Triton may compute the counts once more for that, all of them in every thread.
+        columns = writer.bind(f"tl.full((1, 1), {columns_read}, tl.float32)", "columns")
+        return self._collapse(*self.lanes, count, columns)
 
     def collapse(self, lanes: Sequence[str]) -> list[str]:
-        bind = self.loops.writer.bind
         mean, moment, count = lanes
-        columns = bind(f"tl.sum({count}, axis=1)[:, None]")
+        columns = self.loops.writer.bind(f"tl.sum({count}, axis=1)[:, None]")
+        return self._collapse(mean, moment, count, columns)
+
+    def _collapse(self, mean: str, moment: str, count: str, columns: str) -> list[str]:
+        bind = self.loops.writer.bind
         middle = bind(f"tl.sum({mean} * {count}, axis=1)[:, None] / {columns}")
         off = bind(f"{mean} - {middle}")
         return [middle, bind(f"tl.sum({moment} + {count} * {off} * {off}, axis=1)[:, None]"), columns]

@@ -24,7 +24,7 @@ Row = tuple[int, int, int]
 _HALF: dict[tuple[int, int], Row] = {
     (64, 64): (64, 4, 3),
     (64, 128): (64, 4, 3),
-    (64, 256): (32, 4, 2),
+    (64, 256): (64, 4, 2),
     (64, 512): (32, 8, 2),
     (32, 128): (64, 4, 3),
     (32, 256): (32, 4, 3),
@@ -38,12 +38,19 @@ _FEW_GROUPS: dict[int, Row] = {64: (64, 2, 3), 128: (32, 2, 3)}
 PROGRAMS_PER_CORE, _IN_F32 = 4, 2
 """Programs of split keys a core has at most: the best of eight decoders had 512 on 132 cores, or as many as have keys enough. In f32 one of
 more than one a core was never searched for: as many as leave no core without."""
-_DESCRIBED: Row = (128, 4, 2)
-"""Through descriptors (`tma`), with rows enough for wgmma, of depths up to `_DEEPEST_DESCRIBED`: the best of searches for eight encoders and prompts
-had 64 to 256 keys a block (kernels-h200.md)."""
-_DEEPEST_DESCRIBED = 128
-# No tensor cores in f32: every thread holds its operands in registers.
+_DESCRIBED: dict[int, Row] = {64: (128, 4, 2), 128: (64, 4, 3), 256: (64, 4, 2)}
+"""Through descriptors (`tma`), with rows enough for wgmma, by how deep blocks are at most. What matters is that two programs of 64 rows fit a core at depths
+up to 128: with 128 keys and two stages at a depth of 128 only one does, which took 1.6 to 2.0 times as long."""
+_LONG_ROWS, _LONG_ROUNDS, _LONG_DEPTH = 1024, 3, 128
+_LONG: Row = (64, 8, 2)
+"""The same for blocks of 128 rows, which are faster at this depth (1.09 times for 2,048 rows, 1.16 for 8,192) where they come in so many rounds and rows fill them: of
+700 rows and of 257 they take 1.45 and 1.30 times as long."""
+# In f32 products are several of bf16, whose parts of an operand take room beside it. From 64 rows on they are wgmma's: 16 x 32 heads of 512 x 64 took 511 us with
+# 128 rows, 545 with 64 and 1004 with 32, 8 x 32 heads of 512 x 96 took 554 with 64 rows and 1066 with 32 (H200, attention-h200.md).
 _SINGLE: dict[tuple[int, int], Row] = {
+    (128, 64): (64, 4, 1),
+    (64, 64): (32, 4, 1),
+    (64, 128): (64, 4, 1),
     (32, 64): (32, 4, 1),
     (32, 256): (16, 8, 1),
     (16, 64): (32, 4, 1),
@@ -61,7 +68,14 @@ def default_tile(kernel: Kernel) -> dict[str, int]:
     table = _SINGLE if problem.element == "f32" else _HALF
 
     # The largest block of rows that leaves no core without a program, else the smallest that the rows fill.
-    fitting = sorted({m for m, limit in table if depth <= limit and (m == 16 or m < 2 * rows)}, reverse=True)
+    fitting = sorted(
+        {
+            m
+            for m, limit in table
+            if depth <= limit and (m == 16 or m < 2 * rows) and _has_room(kernel, table, m, depth)
+        },
+        reverse=True,
+    )
     tensor_cores = [m for m in fitting if m >= 64] or fitting[:1] or [16]
     m = next((m for m in tensor_cores if groups * -(-rows // m) >= cores), tensor_cores[-1])
     n, warps, stages = table[
@@ -85,16 +99,30 @@ def default_tile(kernel: Kernel) -> dict[str, int]:
     }
 
 
+def _has_room(kernel: Kernel, table: dict[tuple[int, int], Row], m: int, depth: int) -> bool:
+    """Whether operands in f32 take half of the shared memory at most, with so many rows a block: their parts take some, too."""
+    if table is not _SINGLE or m < 64:
+        return True
+    n, _, stages = table[m, min(limit for size, limit in table if size == m and depth <= limit)]
+    return 4 * (m + 2 * stages * n) * depth <= kernel.target.shared_bytes // 2
+
+
 def with_descriptors(kernel: Kernel, tile: dict[str, int]) -> dict[str, int] | None:
     """The tile that is best where keys and values are copied through descriptors; None where that is not known to be better."""
     problem, target = read_problem(kernel), kernel.target
     depth = next_power_of_two(max(problem.depth, problem.width, 16))
-    if tile["m"] < 64 or problem.element == "f32" or depth > _DEEPEST_DESCRIBED or not target.has_tma:
+    row = next((row for most, row in _DESCRIBED.items() if depth <= most), None)
+    if tile["m"] < 64 or problem.element == "f32" or row is None or not target.has_tma:
         return None
-    n, _, stages = _DESCRIBED
+    m, (n, warps, stages) = tile["m"], row
+    programs = problem.batch * problem.heads * -(-problem.rows // 128)
+    long = problem.rows >= _LONG_ROWS and programs >= _LONG_ROUNDS * target.cores
+    if depth == _LONG_DEPTH and tile["pack"] == 1 and long:
+        m, (n, warps, stages) = 128, _LONG
     n = max(16, min(n, next_power_of_two(problem.keys // tile["splits"])))
-    shared = (tile["m"] + 2 * stages * n) * depth * element_bytes(problem.element)
-    return {**tile, "n": n, "stages": stages, "tma": 1} if shared <= target.shared_bytes else None
+    shared = (m + 2 * stages * n) * depth * element_bytes(problem.element)
+    described = {**tile, "m": m, "n": n, "warps": warps, "stages": stages, "tma": 1}
+    return described if shared <= target.shared_bytes else None
 
 
 def most_keys(problem: Problem) -> int:
