@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import topo_opt
 from topo_opt.errors import InputError, TopoError
 from topo_opt.tools.output import check_destination, write_output
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from topo_opt.tools import run_bench
 
 REPORT = "report.html"
-SOFTWARE = ("topo-opt", "torch", "triton")
+SOFTWARE = ("torch", "triton")
 _WHOLE_CALL = "topo-opt"
 
 
@@ -162,7 +163,7 @@ def _processor() -> str:
 def _versions(program: Program) -> dict[str, str]:
     import torch
 
-    found = {name: version(name) for name in SOFTWARE}
+    found = {"topo-opt": topo_opt.__version__} | {name: version(name) for name in SOFTWARE}
     if program.device.type == "cuda":
         found["CUDA"] = str(torch.version.cuda)
         if program.ranks is not None and not program.ranks.shares_gpu:

@@ -9,9 +9,10 @@ from test_experts import TOKENS, Experts
 from test_experts import WIDTH as WIDTH_OF_EXPERTS
 from torch import nn
 
-from topo_opt.codegen.triton.contraction import SMALL_ROWS, VECTOR_ROWS
+from topo_opt.codegen.triton.contraction import SMALL_ROWS
 from topo_opt.collectives import CollectiveModel
 from topo_opt.collectives.kernels import Tile, kernels
+from topo_opt.passes.schedule.leading_norm import ALONE
 from topo_opt.reference.binding import find_function
 from topo_opt.sharding.cost import TopologyPrices, compute_table, least_cost, local_shape
 from topo_opt.sharding.plan_graph import PlanGraph, PlanOp, Work
@@ -68,7 +69,8 @@ def test_what_a_kernel_hands_on_to_itself_is_inside() -> None:
 
 
 def test_rows_of_kernels_are_those_of_the_generators() -> None:
-    assert [reach.rows for reach in kernels().product] == [VECTOR_ROWS, SMALL_ROWS, None]
+    """Where norms are handed over, products leave the vector form."""
+    assert [reach.rows for reach in kernels().product] == [ALONE, SMALL_ROWS, None]
 
 
 def test_a_tile_runs_in_waves() -> None:
