@@ -99,6 +99,22 @@ def test_every_machine_has_a_tile_for_products_that_take_a_norm(machine, m, n, k
         assert lower_kernel(module.body.operations[0].operation, Target.named(machine)).grid[0] > 0
 
 
+def test_several_blocks_of_weights_get_a_stage_more():
+    """Where one program has a core to itself; a product with one block of as many columns is as fast in three."""
+    f = Function()
+    x, a, b = f.argument((4096, 4096)), f.argument((14336, 4096)), f.argument((14336, 4096))
+    gate_and_up = f.text([gated(f, f.contract(x, a), f.contract(x, b))], None)
+    f = Function()
+    one = f.text([f.contract(f.argument((4096, 4096)), f.argument((14336, 4096)))], None)
+    tiles = []
+    with ir.Context() as context, ir.Location.unknown():
+        dialects.load(context)
+        for text in (gate_and_up, one):
+            module = ir.Module.parse(text)
+            tiles.append(default_tile(Kernel(module.body.operations[0].operation)))
+    assert [(t["n"], t["stages"]) for t in tiles] == [(128, 4), (256, 3)]
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_halves_of_one_weight(form):
     """Gate and up as halves of one product: two parts of half the columns."""

@@ -26,8 +26,8 @@ _FILL, _NEXT_FILL, _PERSISTENT_FILL = 1.6, 0.5, 0.97
 _LATENCY = 0.88
 """Microseconds from asking for the operands of a step to having them: a program of s stages has s - 1 steps under way."""
 _SEVERAL, _ENOUGH_STAGES = 1.08, 4
-"""Factor on the work of a core's only program that multiplies with several weights, in fewer stages: gated products of 700 to 8,192 rows took 4 to 14 % longer in
-three stages than in four, products with one weight as long (H200; the longest replayed until the clock had settled)."""
+"""Factor on the work of a core's only program whose tile has several blocks of weights, in fewer stages: gated products of 700 to 8,192 rows took 4 to 14 % longer in
+three stages than in four, rotated ones 2 to 9 %, products with one block as long (H200; the longest replayed until the clock had settled)."""
 _MATH = 1.03e-4
 """Microseconds an element of a tile takes for a math function of the epilogue, with at least 8 warps a 128 x 128 tile."""
 _FEW_WARPS = 1.12
@@ -179,7 +179,8 @@ def _time(kernel: Kernel, figures: Figures, way: _Way, math: bool) -> float:
     steps = -(-figures.k // (size.k * way.splits))
     length, waiting = min(figures.k, steps * size.k), steps * _LATENCY / (way.stages - 1)
     work = 2 * size.m * size.n * length * figures.products / (_CORE_RATE * size.share)
-    if figures.products > 1 and together == 1 and way.stages < _ENOUGH_STAGES:
+    several = figures.products > 1 or kernel.attributes.get("parts", 1) > 1
+    if several and together == 1 and way.stages < _ENOUGH_STAGES:
         work *= _SEVERAL
     few = size.m * size.n > 2048 * size.warps
     epilogue = size.m * size.n * _MATH * (_FEW_WARPS if few else 1.0) if math else 0.0
