@@ -236,7 +236,8 @@ class Moments(Accumulator):
         )
         # Known, and not added up: Triton may compute the counts once more for that, all of them in every thread.
         columns = writer.bind(f"tl.full((1, 1), {columns_read}, tl.float32)", "columns")
-        return self._collapse(*self.lanes, count, columns)
+        mean, moment = self.lanes
+        return self._collapse(mean, moment, count, columns)
 
     def collapse(self, lanes: Sequence[str]) -> list[str]:
         mean, moment, count = lanes
