@@ -57,7 +57,7 @@ def tiles(
     if first.element == "f32":
         return []
     found = []
-    for tile in gemm_matrix_tiles.ordered(alone, joint):
+    for tile in gemm_matrix_tiles.ordered(alone, joint, max(parts)):
         split_tile = [tile | {"n": tile["n"] // p} for p in parts]
         whole = all(
             t["n"] % k.attributes.get("period", 1) == 0

@@ -68,24 +68,33 @@ _SIZES = (
 )
 
 
-def ordered(kernel: Kernel, figures: Figures) -> list[dict[str, int]]:
-    """Tiles, best first by the model."""
+def ordered(kernel: Kernel, figures: Figures, blocks: int | None = None) -> list[dict[str, int]]:
+    """Tiles, best first by the model.
+
+    Args:
+        blocks: of weights that a tile has; None for those of the kernel itself.
+    """
     if figures.element == "f32":
         return gemm_f32_tiles.ordered(kernel, figures)
-    return gemm_splits.thinned(tile for _, tile in sorted(timed(kernel, figures), key=lambda t: t[0]))
+    return gemm_splits.thinned(tile for _, tile in sorted(timed(kernel, figures, blocks), key=lambda t: t[0]))
 
 
-def timed(kernel: Kernel, figures: Figures) -> Ranked:
+def timed(kernel: Kernel, figures: Figures, blocks: int | None = None) -> Ranked:
     """Tiles with their estimated times in microseconds, of halves."""
     math, period = _has_math(kernel), kernel.attributes.get("period", 0)
+    several = (blocks or max(figures.products, kernel.attributes.get("parts", 1))) > 1
+
+    def estimate(figures: Figures, way: _Way) -> float:
+        return _time(kernel, figures, way, math, several)
+
     if kernel.attributes.get("parts", 1) == 2 and period * 2 <= max(s.n for s in _SIZES):
         # A block of neighbouring columns holds both parts (`gemm_matrix`).
         joined = replace(figures, columns=2 * figures.columns, products=max(1, figures.products // 2))
         ways = [w for w in _ways(kernel, joined) if w.size.n % (2 * period) == 0]
-        found = [(_time(kernel, joined, w, math), _tile(kernel, joined, w)) for w in ways]
+        found = [(estimate(joined, w), _tile(kernel, joined, w)) for w in ways]
         if found:
             return [(time, tile | {"n": tile["n"] // 2}) for time, tile in found]
-    return [(_time(kernel, figures, w, math), _tile(kernel, figures, w)) for w in _ways(kernel, figures)]
+    return [(estimate(figures, w), _tile(kernel, figures, w)) for w in _ways(kernel, figures)]
 
 
 def microseconds(kernel: Kernel, figures: Figures) -> float:
@@ -172,14 +181,13 @@ def _together(kernel: Kernel, figures: Figures, size: _Size, stages: int) -> int
     return max(1, min(kernel.target.shared_bytes // shared, _REGISTERS // registers, 4))
 
 
-def _time(kernel: Kernel, figures: Figures, way: _Way, math: bool) -> float:
-    """Microseconds of a launch."""
+def _time(kernel: Kernel, figures: Figures, way: _Way, math: bool, several: bool) -> float:
+    """Microseconds of a launch; `several`: a tile has several blocks of weights."""
     cores, size, persistent = kernel.target.cores, way.size, way.persistent
     together = 1 if persistent else _together(kernel, figures, size, way.stages)
     steps = -(-figures.k // (size.k * way.splits))
     length, waiting = min(figures.k, steps * size.k), steps * _LATENCY / (way.stages - 1)
     work = 2 * size.m * size.n * length * figures.products / (_CORE_RATE * size.share)
-    several = figures.products > 1 or kernel.attributes.get("parts", 1) > 1
     if several and together == 1 and way.stages < _ENOUGH_STAGES:
         work *= _SEVERAL
     few = size.m * size.n > 2048 * size.warps
