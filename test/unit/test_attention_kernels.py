@@ -14,9 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch_mlir import ir
 
+from topo_opt import topology
 from topo_opt.codegen.kernel_source import KernelSource
 from topo_opt.codegen.triton import attention, lower_kernel
 from topo_opt.codegen.triton.kernel import Kernel
+from topo_opt.codegen.triton.target import Target
 from topo_opt.dialects import load
 from topo_opt.errors import UnsupportedError
 from topo_opt.runtime.interpreter import interpreting, launch
@@ -38,7 +40,13 @@ def tensor(shape, element) -> str:
     return f"tensor<{'x'.join(map(str, [*shape, element]))}>"
 
 
-def lowered(arguments: list[str], result: str, body: str, tile: dict[str, int] | None = None) -> KernelSource:
+def lowered(
+    arguments: list[str],
+    result: str,
+    body: str,
+    tile: dict[str, int] | None = None,
+    target: Target | None = None,
+) -> KernelSource:
     """The kernel of a function of family attention; `%0`, `%1`, ... are its arguments, `%out` what it returns."""
     attributes = 'family = "attention"'
     if tile:
@@ -48,7 +56,7 @@ def lowered(arguments: list[str], result: str, body: str, tile: dict[str, int] |
     with ir.Context() as context, ir.Location.unknown():
         load(context)
         module = ir.Module.parse(text)
-        source = lower_kernel(module.body.operations[0].operation)
+        source = lower_kernel(module.body.operations[0].operation, target or Target())
     assert source.problems() == []
     return source
 
@@ -62,7 +70,7 @@ def attention_op(name: str, operands: list[tuple[str, str]], result: str, scale:
     return f'{name} = "topo.attention"({names}) {attributes} : ({types}) -> {result}'
 
 
-def plain(q, k, v, mask=None, scale=None, causal=False, tile=None) -> KernelSource:
+def plain(q, k, v, mask=None, scale=None, causal=False, tile=None, target=None) -> KernelSource:
     """The kernel of one attention on contiguous tensors."""
     element = next(n for n, d in DTYPES.items() if d == q.dtype)
     types = [
@@ -72,7 +80,7 @@ def plain(q, k, v, mask=None, scale=None, causal=False, tile=None) -> KernelSour
     result = tensor([*q.shape[:3], v.shape[3]], element)
     operands = [(f"%arg{i}", t) for i, t in enumerate(types)]
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    return lowered(types, result, attention_op("%out", operands, result, scale, causal), tile)
+    return lowered(types, result, attention_op("%out", operands, result, scale, causal), tile, target)
 
 
 def run(source: KernelSource, arguments: list[torch.Tensor], shape, dtype, launches: int = 1) -> torch.Tensor:
@@ -520,13 +528,30 @@ COMPILED = {
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiles_for_sm_90_without_spills(name, tmp_path, monkeypatch):
+    shared, stack = _needs(COMPILED[name](), 90, tmp_path, monkeypatch)
+    assert shared <= 232448 and stack == 0
+
+
+@pytest.mark.parametrize(
+    "machine, dtype, depth",
+    [("rtx4090-x8-pcie", torch.bfloat16, 256), ("dgx-a100-x8", torch.float32, 64), ("l20-x8-pcie", torch.float32, 128),
+     ("dgx-a100-x8", torch.bfloat16, 128)],
+)  # fmt: skip
+def test_many_rows_fit_other_machines_too(machine, dtype, depth, tmp_path, monkeypatch):
+    device = topology.load(machine).primary
+    source = plain(*(_shape(8, 16, 512, depth, dtype=dtype) for _ in range(3)), target=Target.of(device))
+    shared, stack = _needs(source, device.target.capability, tmp_path, monkeypatch)
+    assert shared <= device.cores.shared_memory_per_block_bytes.value and stack <= 512
+
+
+def _needs(source, capability, tmp_path, monkeypatch) -> tuple[int, int]:
+    """Bytes of shared memory a program of a kernel, and of registers spilled a thread."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    source = COMPILED[name]()
     file = tmp_path / f"{source.name}.py"
     file.write_text(source.source)
     spec = importlib.util.spec_from_file_location("attention_compiled", file)
@@ -537,14 +562,13 @@ def test_compiles_for_sm_90_without_spills(name, tmp_path, monkeypatch):
     aligned = {(i,): [["tt.divisibility", 16]] for i in pointers}
     kernel = ASTSource(getattr(module, source.name), signature, dict(source.constexprs), aligned)
     options = {"num_warps": source.num_warps, "num_stages": source.num_stages}
-    compiled = triton.compile(kernel, target=GPUTarget("cuda", 90, 32), options=options)
-    assert compiled.metadata.shared <= 232448
+    compiled = triton.compile(kernel, target=GPUTarget("cuda", capability, 32), options=options)
     (tmp_path / "k.cubin").write_bytes(compiled.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     usage = subprocess.run(
         [tool, "-res-usage", tmp_path / "k.cubin"], capture_output=True, text=True, check=True
     ).stdout
-    assert int(re.search(r"STACK:(\d+)", usage)[1]) == 0, usage
+    return compiled.metadata.shared, int(re.search(r"STACK:(\d+)", usage)[1])
 
 
 def _type(param):

@@ -16,6 +16,7 @@ from topo_opt.codegen.triton.gemm_tiles import default_tile
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.target import Target
 from topo_opt.errors import UnsupportedError
+from topo_opt.tuning import joint_products
 
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 
@@ -100,19 +101,22 @@ def test_every_machine_has_a_tile_for_products_that_take_a_norm(machine, m, n, k
 
 
 def test_several_blocks_of_weights_get_a_stage_more():
-    """Where one program has a core to itself; a product with one block of as many columns is as fast in three."""
+    """Gated products and those of two parts, alone and side by side, where one program has a core to itself; a product with one block of
+    as many columns is as fast in three."""
     f = Function()
     x, a, b = f.argument((4096, 4096)), f.argument((14336, 4096)), f.argument((14336, 4096))
-    gate_and_up = f.text([gated(f, f.contract(x, a), f.contract(x, b))], None)
+    texts = [f.text([gated(f, f.contract(x, a), f.contract(x, b))], None)]
     f = Function()
-    one = f.text([f.contract(f.argument((4096, 4096)), f.argument((14336, 4096)))], None)
-    tiles = []
+    product = f.contract(f.argument((4096, 4096)), f.argument((14336, 4096)))
+    texts += [f.text([product], None, parts=2, period=64), f.text([product], None)]
     with ir.Context() as context, ir.Location.unknown():
         dialects.load(context)
-        for text in (gate_and_up, one):
-            module = ir.Module.parse(text)
-            tiles.append(default_tile(Kernel(module.body.operations[0].operation)))
-    assert [(t["n"], t["stages"]) for t in tiles] == [(128, 4), (256, 3)]
+        modules = [ir.Module.parse(text) for text in texts]
+        tiles = [default_tile(Kernel(m.body.operations[0].operation)) for m in modules]
+        module = ir.Module.parse(f.text([product], tiles[1], parts=2, period=64))
+        function = module.body.operations[0].operation
+        (together,) = joint_products.tiles([function, function], [function], Target())[0]
+    assert [(t["n"], t["stages"]) for t in (*tiles, together)] == [(128, 4), (128, 4), (256, 3), (128, 4)]
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -122,6 +122,17 @@ def test_wide_sums_reach_both_passes() -> None:
     assert "topo-partition" in split_passes("h200-x2", machine, "x=2", ("w=x,_",))
 
 
+def test_what_a_plan_gathers_is_not_loaded_whole() -> None:
+    """It was pinned, or it saves memory; of shardings that were given nobody has counted what gathers take."""
+    machine = load("h200-x2")
+
+    def loads_whole(mesh: str, shard: tuple[str, ...]) -> bool:
+        (simplify,) = (p for p in split_passes("h200-x2", machine, mesh, shard) if "simplify" in p)
+        return "hoist=0" not in simplify
+
+    assert not loads_whole("auto", ()) and not loads_whole("x=2", ()) and loads_whole("x=2", ("w=x,_",))
+
+
 def test_the_planner_counts_the_bytes_that_move() -> None:
     """A product of bf16 is f32 in memory of a device, and bf16 on its way."""
     module, x = model(torch.bfloat16)

@@ -75,20 +75,21 @@ def resolve(pins: Iterable[ShardingPin], graph: PlanGraph, mesh: Mesh) -> Mappin
             raise InputError(
                 f"no tensor matches '{pin.pattern}'", hint=f"there are {', '.join(names[:4])}, ..."
             )
-        for number in _of_its_rank(pin, graph, matched):
+        for number in _results(graph, matched):
             found[number] = _pin(pin, graph.values[number], mesh)
     return found
 
 
-def _of_its_rank(pin: ShardingPin, graph: PlanGraph, matched: Sequence[int]) -> Sequence[int]:
-    """Without what else an operator computes on its way, such as a bias in its storage type, which bears the operator's name."""
+def _results(graph: PlanGraph, matched: Sequence[int]) -> Sequence[int]:
+    """Without what operators compute on their way, such as a bias in its storage type, which bears the name of the result: that is
+    the last value of a name, and what else has its shape."""
+    shapes = {graph.values[number].name: graph.values[number].shape for number in matched}
 
-    def fits(number: int) -> bool:
-        return len(graph.values[number].shape) == len(pin.dims)
+    def counts(number: int) -> bool:
+        value = graph.values[number]
+        return value.kind is not None or value.shape == shapes[value.name]
 
-    if not any(fits(number) for number in matched):
-        return matched
-    return [number for number in matched if graph.values[number].kind is not None or fits(number)]
+    return [number for number in matched if counts(number)]
 
 
 def _pin(pin: ShardingPin, value: PlanValue, mesh: Mesh) -> Pin:

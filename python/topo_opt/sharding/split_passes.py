@@ -62,9 +62,9 @@ def split_passes(
         options = " ".join(f"{key}={quote(text)}" for key, text in given.items()) + " results=whole"
         chosen = [f"topo-plan-shardings{{{options}}}", "topo-propagate-shardings{results=whole}"]
     # A plan that splits a weight and gathers it saves memory by that, or was told to.
-    options = " ".join(part for part in ("" if shard else "hoist=0", on.strip()) if part)
+    simplifying = " ".join(part for part in ("" if shard else "hoist=0", on.strip()) if part)
     # Two equal collectives are one; what they read is equal only after the same was computed once.
-    simplify = ("cse", f"topo-simplify-collectives{{{options}}}" if options else "topo-simplify-collectives")
+    simplify = ("cse", "topo-simplify-collectives" + (f"{{{simplifying}}}" if simplifying else ""))
     split = "topo-partition{sums=wide}" if wide_sums else "topo-partition"
     # Products have the same groups only after these were computed once.
     return (

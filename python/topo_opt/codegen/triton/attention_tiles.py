@@ -24,7 +24,7 @@ Row = tuple[int, int, int]
 _HALF: dict[tuple[int, int], Row] = {
     (64, 64): (64, 4, 3),
     (64, 128): (64, 4, 3),
-    (64, 256): (64, 4, 2),
+    (64, 256): (32, 4, 2),
     (64, 512): (32, 8, 2),
     (32, 128): (64, 4, 3),
     (32, 256): (32, 4, 3),
@@ -40,22 +40,24 @@ PROGRAMS_PER_CORE, _IN_F32 = 4, 2
 more than one a core was never searched for: as many as leave no core without."""
 _DESCRIBED: dict[int, Row] = {64: (128, 4, 2), 128: (64, 4, 3), 256: (64, 4, 2)}
 """Through descriptors (`tma`), with rows enough for wgmma, by how deep blocks are at most. What matters is that two programs of 64 rows fit a core at depths
-up to 128: with 128 keys and two stages at a depth of 128 only one does, which took 1.6 to 2.0 times as long."""
+up to 128: with 128 keys and two stages at a depth of 128 only one does, which took 1.4 to 1.7 times as long (attention-h200.md)."""
 _LONG_ROWS, _LONG_ROUNDS, _LONG_DEPTH = 1024, 3, 128
 _LONG: Row = (64, 8, 2)
-"""The same for blocks of 128 rows, which are faster at this depth (1.09 times for 2,048 rows, 1.16 for 8,192) where they come in so many rounds and rows fill them: of
-700 rows and of 257 they take 1.45 and 1.30 times as long."""
-# In f32 products are several of bf16, whose parts of an operand take room beside it. From 64 rows on they are wgmma's: 16 x 32 heads of 512 x 64 took 511 us with
-# 128 rows, 545 with 64 and 1004 with 32, 8 x 32 heads of 512 x 96 took 554 with 64 rows and 1066 with 32 (H200, attention-h200.md).
+"""The same for blocks of 128 rows, which are faster at this depth (93.5 and 85.6 us for 2,048 rows, 1,234 and 1,062 for 8,192) where they come in so many rounds and rows
+fill them: of 700 rows they take 24.1 us and blocks of 64 rows 16.6, of 257 rows 33.7 and 25.9 (H200, attention-h200.md)."""
+# In f32 every thread holds its operands in registers,
 _SINGLE: dict[tuple[int, int], Row] = {
-    (128, 64): (64, 4, 1),
-    (64, 64): (32, 4, 1),
-    (64, 128): (64, 4, 1),
     (32, 64): (32, 4, 1),
     (32, 256): (16, 8, 1),
     (16, 64): (32, 4, 1),
     (16, 128): (32, 8, 1),
     (16, 1024): (16, 8, 1),
+}
+# but for wgmma, which takes 64 rows: half the time and less (attention-h200.md). Other machines spill with such blocks.
+_SINGLE_BY_WARP_GROUPS: dict[tuple[int, int], Row] = {
+    (128, 64): (64, 4, 1),
+    (64, 64): (32, 4, 1),
+    (64, 128): (64, 4, 1),
 }
 
 
@@ -65,17 +67,12 @@ def default_tile(kernel: Kernel) -> dict[str, int]:
     pack = problem.shared if problem.rows <= FEW_ROWS else 1
     rows, groups = pack * problem.rows, problem.batch * problem.heads // pack
     depth = next_power_of_two(max(problem.depth, problem.width, 16))
-    table = _SINGLE if problem.element == "f32" else _HALF
+    table = _HALF
+    if problem.element == "f32":
+        table = _SINGLE | _SINGLE_BY_WARP_GROUPS if kernel.target.has_wgmma else _SINGLE
 
     # The largest block of rows that leaves no core without a program, else the smallest that the rows fill.
-    fitting = sorted(
-        {
-            m
-            for m, limit in table
-            if depth <= limit and (m == 16 or m < 2 * rows) and _has_room(kernel, table, m, depth)
-        },
-        reverse=True,
-    )
+    fitting = sorted({m for m, limit in table if depth <= limit and (m == 16 or m < 2 * rows)}, reverse=True)
     tensor_cores = [m for m in fitting if m >= 64] or fitting[:1] or [16]
     m = next((m for m in tensor_cores if groups * -(-rows // m) >= cores), tensor_cores[-1])
     n, warps, stages = table[
@@ -97,14 +94,6 @@ def default_tile(kernel: Kernel) -> dict[str, int]:
         "splits": splits,
         "bounds": bounds,
     }
-
-
-def _has_room(kernel: Kernel, table: dict[tuple[int, int], Row], m: int, depth: int) -> bool:
-    """Whether operands in f32 take half of the shared memory at most, with so many rows a block: their parts take some, too."""
-    if table is not _SINGLE or m < 64:
-        return True
-    n, _, stages = table[m, min(limit for size, limit in table if size == m and depth <= limit)]
-    return 4 * (m + 2 * stages * n) * depth <= kernel.target.shared_bytes // 2
 
 
 def with_descriptors(kernel: Kernel, tile: dict[str, int]) -> dict[str, int] | None:

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from topo_opt.topology.schema import Device
 
 
-_FIRST_WITH_TANH, _FIRST_WITH_TMA = 75, 90
-"""NVIDIA's compute capability from which on there is an instruction for tanh in f32, and hardware that copies blocks."""
+_FIRST_WITH_TANH, _FIRST_WITH_TMA, _WITH_WGMMA = 75, 90, 90
+"""NVIDIA's compute capability from which on there is an instruction for tanh in f32, and hardware that copies blocks; the one with products of
+warp groups (`wgmma`)."""
 
 
 class Precision(IntEnum):
@@ -39,6 +40,8 @@ class Target:
     """Whether it has PTX's `tanh.approx.f32`."""
     has_tma: bool = True
     """Whether its hardware copies blocks that a tensor descriptor says."""
+    has_wgmma: bool = True
+    """Whether four warps multiply together, with operands in shared memory."""
 
     @classmethod
     def named(cls, topology: str) -> Target:
@@ -56,4 +59,5 @@ class Target:
             device.memory.read_write_bytes_per_s.value,
             has_tanh=(device.target.capability or 0) >= _FIRST_WITH_TANH,
             has_tma=(device.target.capability or 0) >= _FIRST_WITH_TMA,
+            has_wgmma=device.target.capability == _WITH_WGMMA,
         )
