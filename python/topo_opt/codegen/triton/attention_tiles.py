@@ -45,7 +45,7 @@ _LONG_ROWS, _LONG_ROUNDS, _LONG_DEPTH = 1024, 3, 128
 _LONG: Row = (64, 8, 2)
 """The same for blocks of 128 rows, which are faster at this depth (93.5 and 85.6 us for 2,048 rows, 1,234 and 1,062 for 8,192) where they come in so many rounds and rows
 fill them: of 700 rows they take 24.1 us and blocks of 64 rows 16.6, of 257 rows 33.7 and 25.9 (H200, attention-h200.md)."""
-# In f32 every thread holds its operands in registers,
+# In f32, where every thread holds its operands in registers.
 _SINGLE: dict[tuple[int, int], Row] = {
     (32, 64): (32, 4, 1),
     (32, 256): (16, 8, 1),
@@ -53,7 +53,7 @@ _SINGLE: dict[tuple[int, int], Row] = {
     (16, 128): (32, 8, 1),
     (16, 1024): (16, 8, 1),
 }
-# but for wgmma, which takes 64 rows: half the time and less (attention-h200.md). Other machines spill with such blocks.
+# The same where there is wgmma, which takes 64 rows: half the time and less (attention-h200.md). Compiled for A100 and B200 such blocks spill.
 _SINGLE_BY_WARP_GROUPS: dict[tuple[int, int], Row] = {
     (128, 64): (64, 4, 1),
     (64, 64): (32, 4, 1),
