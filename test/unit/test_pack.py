@@ -2,12 +2,17 @@
 
 import itertools
 import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+import triton
 from kernel_check import kernel_functions, launch
 from torch_mlir import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 from topo_opt import dialects
 from topo_opt.codegen import resources
@@ -19,6 +24,7 @@ from topo_opt.passes.schedule.launch_order import launch_order
 from topo_opt.passes.schedule.pack_cost import Candidate, makespan
 from topo_opt.passes.schedule.pack_siblings import choose_packs
 from topo_opt.runtime import kernel_scan
+from topo_opt.runtime.kernel_module import load_function
 
 GRID_SOURCE = '''"""out[z, y, x] = in[z, y, x] + a number of its own, counted in a scratch that stays zero"""
 
@@ -103,6 +109,64 @@ def test_the_source_compiles_with_the_warps_of_its_members(monkeypatch, tmp_path
     )
     assert (made.num_warps, made.num_stages) == (4, 1)
     assert resources.measure({"p": made}, cache=tmp_path)["p"].registers > 0
+
+
+PRODUCT = """func.func private @{name}(%x: tensor<256x256xbf16>, %w: tensor<{columns}x256xbf16>) -> tensor<256x{columns}xbf16>
+    attributes {{topo.kernel = {{family = "gemm", tile = {{m = 128 : i64, n = 128 : i64, k = 64 : i64, group = 8 : i64, stages = 3 : i64, warps = 8 : i64, tma = 1 : i64}}}}}} {{
+  %zero = arith.constant 0.0 : f32
+  %empty = tensor.empty() : tensor<256x{columns}xf32>
+  %none = linalg.fill ins(%zero : f32) outs(%empty : tensor<256x{columns}xf32>) -> tensor<256x{columns}xf32>
+  %sum = linalg.contract indexing_maps = [affine_map<(m, n, k) -> (m, k)>, affine_map<(m, n, k) -> (n, k)>, affine_map<(m, n, k) -> (m, n)>]
+    ins(%x, %w : tensor<256x256xbf16>, tensor<{columns}x256xbf16>) outs(%none : tensor<256x{columns}xf32>) -> tensor<256x{columns}xf32>
+  %y = "topo.demote"(%sum) : (tensor<256x{columns}xf32>) -> tensor<256x{columns}xbf16>
+  return %y : tensor<256x{columns}xbf16>
+}}"""
+
+
+def test_products_of_warp_groups_stay_asynchronous_in_a_pack(tmp_path):
+    """ptxas says so when it waits for each of them, and members do not add up their shared memory."""
+    columns = {"a": 512, "b": 256, "c": 384}
+    calls = [
+        f"%{n} = call @{n}(%x, %w{n}) : (tensor<256x256xbf16>, tensor<{c}x256xbf16>) -> tensor<256x{c}xbf16>"
+        for n, c in columns.items()
+    ]
+    arguments = ", ".join(
+        ["%x: tensor<256x256xbf16>", *(f"%w{n}: tensor<{c}x256xbf16>" for n, c in columns.items())]
+    )
+    types = ", ".join(f"tensor<256x{c}xbf16>" for c in columns.values())
+    text = "\n".join(
+        [
+            *(PRODUCT.format(name=n, columns=c) for n, c in columns.items()),
+            f'func.func private @p({arguments}) -> ({types}) attributes {{topo.kernel = {{family = "pack", tile = {{warps = 8 : i64}}}}}} {{',
+            *calls,
+            f"return {', '.join(f'%{n}' for n in columns)} : {types}\n}}",
+        ]
+    )
+    with dialects.load(ir.Context()), ir.Location.unknown():
+        module = ir.Module.parse(text)
+        made = lower_kernel(next(f for f in kernel_functions(module) if pack.is_pack(f)))
+    kernel_scan.check(made.source.encode(), "p.py")
+    compiled, remarks = ptxas(made, tmp_path)
+    assert "wgmma" in compiled.asm["ptx"] and "Potential Performance Loss" not in remarks, remarks
+    stage = (128 + 128) * 64 * 2
+    assert compiled.metadata.shared < 4 * stage
+
+
+def ptxas(source: KernelSource, folder):
+    """A kernel compiled for Hopper, and what the assembler says about it."""
+    function = load_function(source.source, f"{source.name}.py", source.name)
+    signature = dict.fromkeys(source.constexprs, "constexpr")
+    for p in source.params:
+        block = p.descriptor and ",".join(map(str, p.descriptor["block"]))
+        signature[p.name] = f"tensordesc<{p.dtype}[{block}]>" if block else f"*{p.dtype}"
+    aligned = {(i,): [["tt.divisibility", 16]] for i, p in enumerate(source.params) if not p.descriptor}
+    made = ASTSource(function, signature, dict(source.constexprs), aligned)
+    options = {"num_warps": source.num_warps, "num_stages": source.num_stages}
+    compiled = triton.compile(made, target=GPUTarget("cuda", 90, 32), options=options)
+    (folder / "k.ptx").write_text(compiled.asm["ptx"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    command = [tool, "-v", "--gpu-name=sm_90a", folder / "k.ptx", "-o", folder / "k.cubin"]
+    return compiled, subprocess.run(command, capture_output=True, text=True, check=True).stderr
 
 
 REFUSED = {
