@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 
 import torch
 from torch_mlir import ir
@@ -16,7 +15,9 @@ from topo_opt.codegen.triton.target import Target
 from topo_opt.pipeline import levels
 from topo_opt.pipeline.run import run as run_pipeline
 from topo_opt.runtime import interpreter
+from topo_opt.runtime.executor import kernel_arguments
 from topo_opt.runtime.kernel_module import load_function
+from topo_opt.tuning.compiled import launch_record
 
 TRITON_TO_TORCH = {
     "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "i64": torch.int64,
@@ -63,12 +64,6 @@ def random_tensor(kind: ir.Type, generator: torch.Generator) -> torch.Tensor:
     return torch.randint(0, 2, shape, generator=generator).to(dtype)
 
 
-def described(tensor: torch.Tensor, made: Mapping[str, Sequence[int]]) -> Any:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor(tensor, *(list(made[k]) for k in ("shape", "strides", "block")))
-
-
 def launch(kernel: KernelSource, inputs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
     """Runs a kernel source in the interpreter; results are written in place."""
     scratch = [
@@ -76,15 +71,12 @@ def launch(kernel: KernelSource, inputs: Sequence[torch.Tensor], results: Sequen
         for s in kernel.scratch
     ]
     pools = {"arg": inputs, "result": results, "scratch": scratch}
-    arguments, buffers = {}, []
-    for param in kernel.params:
-        tensor = pools[param.kind][param.index]
-        tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        buffers.append(tensor)
-        arguments[param.name] = tensor if param.descriptor is None else described(tensor, param.descriptor)
+    buffers = [pools[p.kind][p.index] for p in kernel.params]
+    buffers = [torch.view_as_real(t) if t.is_complex() else t for t in buffers]
+    arguments = kernel_arguments(launch_record(asdict(kernel)), buffers)
     with interpreter.interpreting():
         function = load_function(kernel.source, f"{kernel.name}.py", kernel.name)
-        interpreter.launch(function, kernel.grid, arguments | dict(kernel.constexprs), buffers)
+        interpreter.launch(function, kernel.grid, arguments, buffers)
     for declared, tensor in zip(kernel.scratch, scratch):
         assert not (declared.zeroed and tensor.any()), f"{kernel.name} leaves its zeroed scratch dirty"
 

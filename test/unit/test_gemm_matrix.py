@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
+
+import plan_samples
 import pytest
+import torch
 from gemm_samples import Function, Named
+from kernel_check import check_kernels, random_tensor
 from test_gemm_kernels import gated, verify
+from torch_mlir import ir
+
+from topo_opt import dialects
+from topo_opt.codegen.kernel_source import KernelSource, Param
+from topo_opt.codegen.triton.kernel import Kernel
+from topo_opt.codegen.triton.tiles import default_tile
+from topo_opt.errors import InputError, UntrustedError
+from topo_opt.runtime import executor, kernel_scan, strict_json
+from topo_opt.runtime.executor import kernel_arguments
+from topo_opt.runtime.plan import Descriptor, KernelParam
+from topo_opt.runtime.plan_check import from_json
+from topo_opt.tuning.compiled import launch_record
 
 TILE = {"m": 16, "n": 32, "k": 32, "group": 2, "warps": 4, "stages": 3}
 FORMS = {
@@ -61,6 +79,159 @@ def test_gate_and_up_share_the_left_operand(form):
     if "tma" in FORMS[form]:
         assert len(described(checked)) == 3
         assert checked.source.source.count(".load([pid_m") == 1
+
+
+ALIKE = {**TILE, "tma": 1}
+
+
+def paired(checked) -> list[dict]:
+    """The descriptors that span two operands."""
+    return [p.descriptor for p in checked.source.params if p.descriptor and p.descriptor["block"][0] == 2]
+
+
+@pytest.mark.parametrize("persistent", [0, 3])
+@pytest.mark.parametrize("gate_first", [True, False])
+@pytest.mark.parametrize("m, n, k", [(24, 64, 64), (37, 72, 40)])
+def test_weights_of_gate_and_up_are_one_operand_wherever_they_lie(m, n, k, gate_first, persistent):
+    memory = torch.randn(4, n, k, generator=torch.Generator().manual_seed(0)).bfloat16()
+    places = [memory[0], memory[3]] if gate_first else [memory[2], memory[0]]
+
+    def somewhere(kind, generator):
+        weights = list(ir.RankedTensorType(kind).shape) == [n, k] and places
+        return places.pop(0) if weights else random_tensor(kind, generator)
+
+    f = Function()
+    x, gate, up = f.argument((m, k)), f.argument((n, k)), f.argument((n, k))
+    result = gated(f, f.contract(x, gate), f.contract(x, up))
+    checked = verify(
+        f.text([result], ALIKE | {"persistent": persistent}, immutable=[1, 2], pdl=True), somewhere
+    )
+    (found,) = paired(checked)
+    assert found["beside"] == "in2" and not places
+    assert checked.source.source.count("tl.dot(") == 1 and checked.source.source.count("swapped = ") == 1
+    kernel_scan.check(checked.source.source.encode(), "k.py")
+
+
+def test_halves_of_one_weight_are_one_operand():
+    f = Function()
+    x, w = f.argument((24, 64)), f.argument((80, 64))
+    product = f.contract(x, w)
+    result = gated(f, f.slice(product, (0, 0), (24, 40)), f.slice(product, (0, 40), (24, 40)))
+    checked = verify(f.text([result], ALIKE, parts=2, period=40))
+    (found,) = paired(checked)
+    assert found["strides"] == [40 * 64, 64, 1] and "beside" not in found
+    assert "swapped" not in checked.source.source.partition("@triton.jit")[2]
+
+
+@pytest.mark.parametrize("case", ["may be written", "by columns", "in f32", "in splits", "other rows"])
+def test_weights_that_are_no_one_operand(case):
+    f = Function()
+    element = "f32" if case == "in f32" else "bf16"
+    shape = (64, 40) if case == "by columns" else (40, 64)
+    x, gate, up = f.argument((24, 64), element), f.argument(shape, element), f.argument(shape, element)
+    other = f.argument((24, 64), element) if case == "other rows" else x
+    transposed = case != "by columns"
+    result = gated(f, f.contract(x, gate, transposed), f.contract(other, up, transposed))
+    immutable = [1] if case == "may be written" else [1, 2]
+    tile = ALIKE | ({"splits": 2} if case == "in splits" else {})
+    checked = verify(f.text([result], tile, immutable=immutable, pdl=True))
+    assert not paired(checked) and checked.source.source.count("tl.dot(") == 2
+
+
+def test_a_persistent_tile_only_for_weights_that_are_one_operand():
+    """ptxas would make several products in a loop over tiles wait for each other."""
+    f = Function()
+    x, gate, up = f.argument((4096, 4096)), f.argument((14336, 4096)), f.argument((14336, 4096))
+    result = gated(f, f.contract(x, gate), f.contract(x, up))
+    tiles = []
+    with dialects.load(ir.Context()), ir.Location.unknown():
+        for immutable in ([1, 2], [1]):
+            module = ir.Module.parse(f.text([result], None, immutable=immutable, pdl=True))
+            tiles.append(default_tile(Kernel(module.body.operations[0].operation)))
+    assert tiles[0]["persistent"] == 132 and tiles[0]["n"] == 128 and tiles[0]["stages"] == 3
+    assert "persistent" not in tiles[1] and tiles[1]["n"] == 128 and tiles[1]["stages"] == 4
+
+
+def test_weights_that_lie_too_far_apart_are_refused(monkeypatch):
+    two = torch.zeros(2, 16, 16, dtype=torch.bfloat16)
+    params = (
+        KernelParam("in1", "bf16"),
+        KernelParam("d", "bf16", Descriptor((2, 16, 16), (256, 16, 1), (2, 16, 16), "in1")),
+    )
+    kernel = replace(launch_record({**asdict(EMPTY), "params": []}), params=params)
+    assert kernel_arguments(kernel, [two[1], two[0]])["d"].shape == [2, 16, 16]
+    assert kernel_arguments(kernel, [two[0], two[1]])["d"].shape == [3, 16, 16]
+    monkeypatch.setattr(executor, "FARTHEST_APART", 512)
+    with pytest.raises(InputError, match="512 bytes apart"):
+        kernel_arguments(kernel, [two[1], two[0]])
+
+
+EMPTY = KernelSource("k", "", (), (1, 1, 1))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_pairs_in_a_pack(same):
+    """Members name the pointer of their second operand as the pack does, be they one function or two."""
+    texts = []
+    for name, columns in (("a", 40), ("b", 40 if same else 48)):
+        f = Function()
+        x, gate, up = f.argument((24, 64)), f.argument((columns, 64)), f.argument((columns, 64))
+        result = gated(f, f.contract(x, gate), f.contract(x, up))
+        text = f.text([result], ALIKE, name=name, immutable=[1, 2], pdl=True)
+        texts.append(text.removeprefix("module {").removesuffix("}"))
+    second, columns = ("a", 40) if same else ("b", 48)
+    one, other, rows = "tensor<40x64xbf16>", f"tensor<{columns}x64xbf16>", "tensor<24x64xbf16>"
+    results = f"tensor<24x40xbf16>, tensor<24x{columns}xbf16>"
+    pack = f"""func.func private @p(%x: {rows}, %g: {one}, %u: {one}, %h: {other}, %v: {other}) -> ({results})
+      attributes {{topo.kernel = {{family = "pack", pdl = true, immutable = array<i64: 1, 2, 3, 4>, tile = {{warps = 4 : i64}}}}}} {{
+      %0 = call @a(%x, %g, %u) : ({rows}, {one}, {one}) -> tensor<24x40xbf16>
+      %1 = call @{second}(%x, %h, %v) : ({rows}, {other}, {other}) -> tensor<24x{columns}xbf16>
+      return %0, %1 : {results}
+    }}"""
+    with dialects.load(ir.Context()), ir.Location.unknown():
+        module = ir.Module.parse("\n".join([texts[0], *([] if same else texts[1:]), pack]))
+        found = check_kernels(module)[-1]
+    assert [d["beside"] for d in paired(found)] == ["in2", "in4"]
+    for ours, expected in zip(found.ours, found.expected, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=2e-2, atol=2e-2 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"beside": "in7"}, "a pointer of bf16"),
+        ({"beside": "d"}, "a pointer of bf16"),
+        ({"shape": [3, 16, 16]}, "a dimension for them"),
+        ({"shape": [2, 17, 16]}, "ends after buffer 0"),
+    ],
+)
+def test_a_plan_with_a_descriptor_of_two_tensors_is_checked(change, message):
+    text = """
+      func.func private @k(%a: tensor<256xbf16>, %b: tensor<256xbf16>) -> tensor<4xbf16>
+          attributes {topo.kernel = {family = "loops"}} { %0 = tensor.empty() : tensor<4xbf16> return %0 : tensor<4xbf16> }
+      func.func @main(%p: tensor<256xbf16> {topo.kind = "param", topo.name = "p"}, %q: tensor<256xbf16> {topo.kind = "param", topo.name = "q"})
+          -> (tensor<4xbf16> {topo.kind = "output"}) attributes {topo.function = "main"} {
+        %0 = call @k(%p, %q) : (tensor<256xbf16>, tensor<256xbf16>) -> tensor<4xbf16>
+        return %0 : tensor<4xbf16>
+      }"""
+    descriptor = {"shape": [2, 16, 16], "strides": [256, 16, 1], "block": [2, 16, 16], "beside": "in1"}
+
+    def plan(made):
+        params = (
+            Param("in1", "arg", 1, "bf16"),
+            Param("d", "arg", 0, "bf16", made),
+            Param("out0", "result", 0, "bf16"),
+        )
+        built = plan_samples.build(text, {"k": KernelSource("k", CODE, params, (1, 1, 1))})
+        return json.loads(strict_json.dumps(built.plan.to_json()))
+
+    (kernel,) = from_json(plan(descriptor)).kernels.values()
+    assert kernel.params[1].descriptor.beside == "in1"
+    with pytest.raises(UntrustedError, match=message):
+        plan(descriptor | change)
+
+
+CODE = '"""k"""\n\nimport triton\n\n\n@triton.jit\ndef k(in1, d, out0):\n    pass\n'
 
 
 def heads_first(f: Function, batch: int, heads: int, rows: int, depth: int, n: int) -> Named:
@@ -123,9 +294,6 @@ def test_rows_that_are_no_multiple_of_16_bytes_keep_their_pointers():
 
 
 def test_a_tile_that_does_not_fit_is_replaced():
-    from torch_mlir import ir
-
-    from topo_opt import dialects
     from topo_opt.codegen.resources import DoesNotFit, measure
     from topo_opt.codegen.triton import lower_kernel
     from topo_opt.runtime.plan import MAX_SHARED_BYTES

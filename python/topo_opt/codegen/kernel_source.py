@@ -33,7 +33,8 @@ class Param:
     dtype: str
     """Triton element type: "bf16", "fp32", "i64", "i1" (stored as a byte), ..."""
     descriptor: Mapping[str, Any] | None = None
-    """{"shape": [...], "strides": [...], "block": [...]} in elements: the parameter is a tensor descriptor."""
+    """{"shape": [...], "strides": [...], "block": [...]} in elements: the parameter is a tensor descriptor, of two tensors with "beside",
+    the name of the other one's pointer (`runtime.plan.Descriptor`)."""
 
 
 @dataclass(frozen=True)

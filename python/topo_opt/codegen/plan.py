@@ -141,9 +141,7 @@ def _kernel(symbol: str, source: KernelSource, resources: rt.Resources | None) -
 
 
 def _descriptor(param: Param) -> rt.Descriptor | None:
-    if param.descriptor is None:
-        return None
-    return rt.Descriptor(*(tuple(int(x) for x in param.descriptor[k]) for k in ("shape", "strides", "block")))
+    return None if param.descriptor is None else rt.Descriptor.of(param.descriptor)
 
 
 class _VariantPlanner:

@@ -8,13 +8,17 @@ from typing import Any, Protocol
 
 import torch
 
+from topo_opt.errors import InputError
 from topo_opt.runtime import interpreter, kernel_scan
 from topo_opt.runtime.bundle import Bundle
 from topo_opt.runtime.kernel_module import load_function
 from topo_opt.runtime.memory import Memory
-from topo_opt.runtime.plan import Kernel, Variant
+from topo_opt.runtime.plan import IN_ORDER, SWAPPED, Descriptor, Kernel, Variant
 from topo_opt.runtime.repeated_call import KnownCall
 from topo_opt.runtime.steps import BoundVariant, StepFailed, bind_variant, plain_tensors
+
+FARTHEST_APART = 1 << 40
+"""Bytes: strides of a tensor map are less (CUDA driver API, cuTensorMapEncodeTiled)."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +127,27 @@ class InterpretExecutor:
 
 def kernel_arguments(kernel: Kernel, tensors: list[torch.Tensor]) -> dict[str, Any]:
     """Every parameter of a kernel by name: tensors, descriptors made on the host, constants."""
-    arguments: dict[str, Any] = {}
-    for p, t in zip(kernel.params, tensors, strict=True):
-        if p.descriptor is None:
-            arguments[p.name] = t
-        else:
-            from triton.tools.tensor_descriptor import TensorDescriptor
-
-            d = p.descriptor
-            arguments[p.name] = TensorDescriptor(t, list(d.shape), list(d.strides), list(d.block))
+    given = {p.name: t for p, t in zip(kernel.params, tensors, strict=True)}
+    arguments: dict[str, Any] = dict(given)
+    for p in kernel.params:
+        if p.descriptor is not None:
+            other = None if p.descriptor.beside is None else given[p.descriptor.beside]
+            arguments[p.name] = _described(p.descriptor, given[p.name], other)
     return arguments | dict(kernel.constexprs)
+
+
+def _described(descriptor: Descriptor, tensor: torch.Tensor, other: torch.Tensor | None) -> Any:
+    """A descriptor of a tensor, or of two."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    shape, strides = list(descriptor.shape), list(descriptor.strides)
+    if other is not None:
+        apart = other.data_ptr() - tensor.data_ptr()
+        if abs(apart) >= FARTHEST_APART:
+            raise InputError(
+                f"two weights of a kernel lie {abs(apart)} bytes apart, and are read as one operand, which spans less than {FARTHEST_APART}",
+                hint="allocate all weights of a program in the same way",
+            )
+        shape[0], strides[0] = (SWAPPED if apart < 0 else IN_ORDER), abs(apart) // tensor.element_size()
+        tensor = other if apart < 0 else tensor
+    return TensorDescriptor(tensor, shape, strides, list(descriptor.block))

@@ -7,8 +7,9 @@ buffers and a straight list of steps over buffer numbers; all control flow was d
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from topo_opt.runtime import strict_json
 from topo_opt.runtime.dtypes import BY_TORCH
@@ -35,13 +36,28 @@ class Resources:
     """Bytes of shared memory a block."""
 
 
+IN_ORDER, SWAPPED = 2, 3
+"""Sizes of the first dimension of a descriptor of two tensors: a kernel can read them. Blocks never reach what would be a third."""
+
+
 @dataclass(frozen=True)
 class Descriptor:
-    """A tensor descriptor built on the host: elements, not bytes."""
+    """A tensor descriptor built on the host: elements, not bytes.
+
+    With `beside`, the name of another parameter, it spans two tensors, wherever they lie: the first dimension says which, in the order
+    of their addresses. Its stride is the distance between them, and its size `IN_ORDER`, or `SWAPPED` where the other one comes first.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     block: tuple[int, ...]
+    beside: str | None = None
+
+    @classmethod
+    def of(cls, made: Mapping[str, Any]) -> Descriptor:
+        """From `KernelSource`'s plain data."""
+        shape, strides, block = (tuple(int(n) for n in made[k]) for k in ("shape", "strides", "block"))
+        return cls(shape, strides, block, made.get("beside"))
 
 
 @dataclass(frozen=True)

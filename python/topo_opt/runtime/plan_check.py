@@ -10,6 +10,7 @@ from topo_opt.runtime import strict_json
 from topo_opt.runtime.dtypes import BY_TORCH, BY_TRITON
 from topo_opt.runtime.plan import (
     ALIGNMENT,
+    IN_ORDER,
     MAX_ELEMENTS,
     MAX_SHARED_BYTES,
     SCHEMA,
@@ -115,6 +116,12 @@ def _check_kernel(where: str, k: Kernel) -> None:
                 min(d.shape) >= 1 and min(d.block) >= 1 and min(d.strides) >= 1 and d.strides[-1] == 1,
                 f"{where}.{p.name}: a descriptor needs positive sizes and a contiguous last dimension",
             )
+            if d.beside is not None:
+                pointers = {o.name: o.dtype for o in k.params if o.descriptor is None}
+                _require(
+                    pointers.get(d.beside) == p.dtype and len(d.shape) > 1 and d.shape[0] == IN_ORDER,
+                    f"{where}.{p.name}: a descriptor of two tensors needs a pointer of {p.dtype} as the other one and a dimension for them",
+                )
     if k.resources:
         _require(
             k.resources.shared <= MAX_SHARED_BYTES,
@@ -331,11 +338,15 @@ class _VariantCheck:
             _require(own, f"{where} writes the {b.kind} of {b.name}")
             size, unit = b.nbytes, BY_TRITON[p.dtype].itemsize
             _require(size % unit == 0, f"{where}: buffer {i} of {size} bytes can't be seen as {p.dtype}")
-            if p.descriptor:
-                last = sum((n - 1) * s for n, s in zip(p.descriptor.shape, p.descriptor.strides))
-                _require(
-                    (last + 1) * unit <= size, f"{where}: the descriptor of {p.name} ends after buffer {i}"
-                )
+            if d := p.descriptor:
+                together = 1 if d.beside is not None else 0
+                last = sum((n - 1) * s for n, s in zip(d.shape[together:], d.strides[together:]))
+                seen = {i} | {j for j, o in zip(step.buffers, kernel.params) if o.name == d.beside}
+                for j in sorted(seen):
+                    _require(
+                        (last + 1) * unit <= self.v.buffers[j].nbytes,
+                        f"{where}: the descriptor of {p.name} ends after buffer {j}",
+                    )
 
     def check_view(self, where: str, step: ViewStep) -> None:
         base = self.usable(where, step.base)

@@ -17,9 +17,7 @@ def launch_record(source: Mapping[str, Any]) -> Kernel:
         KernelParam(
             p["name"],
             p["dtype"],
-            Descriptor(*(tuple(p["descriptor"][k]) for k in ("shape", "strides", "block")))
-            if p["descriptor"]
-            else None,
+            Descriptor.of(p["descriptor"]) if p["descriptor"] else None,
         )
         for p in source["params"]
     )

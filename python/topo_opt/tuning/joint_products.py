@@ -46,7 +46,8 @@ def tiles(
     columns = sum(figures[i].columns * parts[i] for i in (position[c] for c in calls))
     alone = Kernel(members[0], target)
     alone.attributes = {k: v for k, v in alone.attributes.items() if k not in ("parts", "period")}
-    joint = replace(first, columns=columns, products=1, weight_bytes=first.weight_bytes / first.products)
+    each = first.weight_bytes / first.products
+    joint = replace(first, columns=columns, products=1, weight_bytes=each, alike=False)
     if forms == {False}:
         streamed = [tile for _, tile in few_rows(alone, joint)]
         skinny = [tile for tile in streamed if "split" in tile]
@@ -57,7 +58,7 @@ def tiles(
     if first.element == "f32":
         return []
     found = []
-    for tile in gemm_matrix_tiles.ordered(alone, joint, max(parts)):
+    for tile in gemm_matrix_tiles.ordered(alone, joint):
         split_tile = [tile | {"n": tile["n"] // p} for p in parts]
         whole = all(
             t["n"] % k.attributes.get("period", 1) == 0

@@ -6,15 +6,17 @@ an address depends on: batch, head, an offset into a packed buffer. What is past
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import gcd
+from typing import Any
 
 from topo_opt.codegen.kernel_source import Param
 from topo_opt.codegen.triton.element_types import signature_type
 from topo_opt.codegen.triton.emit import Emitter
 from topo_opt.codegen.triton.recorded_loads import ALIGNMENT, single_load
 from topo_opt.errors import UnsupportedError
+from topo_opt.runtime.plan import IN_ORDER
 from topo_opt.structured.graph import Graph, element_bytes
 from topo_opt.structured.index import Expr, Mod, Symbol, symbol
 
@@ -71,6 +73,53 @@ class Operand:
         start = ", ".join([*([] if self.outer is None else [self.outer[2]]), first.start, last.start])
         shape = "" if self.outer is None else f".reshape({first.block}, {last.block})"
         return f"{name}.load([{start}]){shape}{'.T' if self.transposed else ''}"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two operands of one form as one, a block of the first above a block of the second.
+
+    They lie `stride` elements apart in one argument, or are two arguments, of which `beside` is the second: the runtime says how far
+    apart these are, and which of them comes first (`runtime.plan.Descriptor`).
+    """
+
+    first: Operand
+    stride: int
+    beside: int | None
+
+    def param(self, graph: Graph, name: str, pointer: Callable[[int], str]) -> Param:
+        """The kernel's parameter; `pointer` names that of an argument."""
+        one = self.first.param(graph, name)
+        assert one.descriptor is not None
+        sizes = {"shape": IN_ORDER, "strides": self.stride, "block": 2}
+        made: dict[str, Any] = {k: [size, *one.descriptor[k]] for k, size in sizes.items()}
+        if self.beside is not None:
+            made["beside"] = pointer(self.beside)
+        return replace(one, descriptor=made)
+
+    def load(self, name: str) -> str:
+        """Source of both blocks, (columns of the first and then of the second, k) transposed."""
+        rows, depth = self.first.dimensions
+        return f"{name}.load([0, {rows.start}, {depth.start}]).reshape({2 * rows.block}, {depth.block}).T"
+
+
+def paired(graph: Graph, first: Operand, second: Operand, immutable: Collection[int]) -> Pair | None:
+    """Two operands that were asked for as (k, columns) as one; None where they don't lie alike.
+
+    Of two arguments only those whose memory is weights: where it is does not change.
+    """
+    alike = first.dimensions == second.dimensions and first.transposed and second.transposed
+    if not alike or 2 * first.dimensions[0].block > MAX_BLOCK or first.outer is not None:
+        return None
+    if first.argument == second.argument:
+        known = second.outer is not None and second.outer[2] == "1"
+        return Pair(first, second.outer[1], None) if second.outer is not None and known else None
+    arguments = {first.argument, second.argument}
+    kinds = {graph.values[graph.arguments[a]].element for a in arguments}
+    if second.outer is not None or len(kinds) > 1 or not arguments <= set(immutable):
+        return None
+    rows, _ = first.dimensions
+    return Pair(first, rows.size * rows.stride, second.argument)
 
 
 def describe(

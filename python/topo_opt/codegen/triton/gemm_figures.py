@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -44,6 +45,8 @@ class Figures:
     """Parts of a row that the epilogue combines."""
     ragged: bool = False
     """A factor with aligned rows ends within a vector: its mask leaves single elements to loads through pointers."""
+    alike: bool = False
+    """Two products of the same rows in halves, whose weights a descriptor may span (`gemm_descriptors.Pair`)."""
 
     @property
     def width(self) -> int:
@@ -119,7 +122,22 @@ class _Probe(Gemm):
             self.row_parts.chunk,
             self.row_parts.parts if row_sums else 1,
             any(map(self._is_ragged, [*right.loads, *left.loads])),
+            len(products) == 2 and len({*left.loads}) == 1 and self._alike(right.loads),
         )
+
+    def _alike(self, loads: Sequence[Load]) -> bool:
+        """Whether two operands in memory lie there in the same way."""
+        graph = self.kernel.graph
+        if len(loads) != 2 or any(number not in graph.arguments for number, _ in loads):
+            return False
+        (first, start), (second, other) = (
+            (graph.arguments.index(number), strided(i, contiguous_strides(graph.values[number].shape or ())))
+            for number, i in loads
+        )
+        halves = all(graph.values[number].element in ("bf16", "f16") for number, _ in loads)
+        if first == second:
+            return halves and start.terms == other.terms
+        return halves and start == other and {first, second} <= self.kernel.immutable
 
     def _is_ragged(self, load: Load) -> bool:
         """Whether a factor is as `Figures.ragged` says."""

@@ -6,7 +6,8 @@ of k; the last one to arrive adds up their sums in order and does the epilogue (
 memory as a tensor descriptor can say are copied by the hardware; the others are loaded through pointers.
 
 Where tile columns stand for two columns each (`parts` = 2), and a block of them for neighbouring columns, one product over all
-of these is taken apart in the end: its operand is then a plain block.
+of these is taken apart in the end: its operand is then a plain block. So are two products of the same rows whose weights lie in
+memory alike, as those of gate and up: a descriptor spans both (`gemm_descriptors.Pair`), and tensor cores get blocks of twice the columns.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from topo_opt.codegen.triton import arrivals
 from topo_opt.codegen.triton.element_types import dot_precision
 from topo_opt.codegen.triton.emit import Axis
 from topo_opt.codegen.triton.gemm_base import Gemm
-from topo_opt.codegen.triton.gemm_descriptors import BlockAxis, Operand, describe
+from topo_opt.codegen.triton.gemm_descriptors import BlockAxis, Operand, Pair, describe, paired
 from topo_opt.codegen.triton.gemm_terms import Accumulator, Block, Place
 from topo_opt.errors import UnsupportedError
+from topo_opt.runtime.plan import SWAPPED
 from topo_opt.structured.index import Expr, symbol
 
 _SHAPE = "(BLOCK_M, BLOCK_N)"
@@ -68,7 +70,7 @@ class Matrix(Gemm):
     def lower(self) -> KernelSource:
         tile = self.tile
         self.rows, self.cols = -(-self.m // tile["m"]), -(-self.columns // tile["n"])
-        self.described: dict[Operand, str] = {}
+        self.described: dict[Operand | Pair, str] = {}
         m, n = symbol("m", self.m), symbol("n", self.columns)
         self.start()
         tiles, programs = self.rows * self.cols * self.batch, tile.get("persistent", 0)
@@ -135,27 +137,74 @@ class Matrix(Gemm):
         places = self.places(m, n)
         self.check_coverage(places, self.batch * self.m * self.columns)
         products = self._products(self._accumulators(places, m), n)
-        for product in products:
-            line(f"{product.name} = tl.zeros((BLOCK_M, {product.columns}), tl.float32)")
+        described = [[self._describe(p, side) for side in _SIDES] for p in products]
+        pair = self._pair(products, described)
+        for name, columns in [("acc", "BLOCK_N * 2")] if pair else [(p.name, p.columns) for p in products]:
+            line(f"{name} = tl.zeros((BLOCK_M, {columns}), tl.float32)")
         if not walking:
             self.wait()
         with self.emitter.scope(f"for k0 in range({start}, {end}, BLOCK_K):"):
-            described = [[self._describe(p, side) for side in _SIDES] for p in products]
-            if any(p.joined and both[1] is None for p, both in zip(products, described)):
-                self.define("nw", f"pid_n{self.cast} * (BLOCK_N * 2) + tl.arange(0, BLOCK_N * 2)[None, :]")
-            for position, side in enumerate(_SIDES):
-                if not all(both[position] for both in described):
-                    axis, places_in_k = _K_AXES[side]
-                    divided = f" // {self.packed}" if side == "right" and self.packed > 1 else ""
-                    self.define(axis, f"k0{divided} + tl.arange(0, BLOCK_K{divided}){places_in_k}")
-            loaded: dict[Operand, str] = {}
-            for product, both in zip(products, described):
-                left, right = (self._factor(product, s, d, loaded) for s, d in zip(_SIDES, both))
-                line(f"{product.name} = tl.dot({left}, {right}, {product.name}{dot_precision(self.element)})")
+            if pair:
+                self._multiply_pair(described[0][0], pair)
+            else:
+                self._multiply(products, described)
         if self._splits == 1:
-            self._finish(products, [p.name for p in products], places)
+            self._finish(products, self._apart(pair) if pair else [p.name for p in products], places)
         else:
             self._combine(products, places, number)
+
+    def _multiply(self, products: Sequence[_Product], described: Sequence[Sequence[Operand | None]]) -> None:
+        """One step of k of all products."""
+        if any(p.joined and both[1] is None for p, both in zip(products, described)):
+            self.define("nw", f"pid_n{self.cast} * (BLOCK_N * 2) + tl.arange(0, BLOCK_N * 2)[None, :]")
+        for position, side in enumerate(_SIDES):
+            if not all(both[position] for both in described):
+                axis, places_in_k = _K_AXES[side]
+                divided = f" // {self.packed}" if side == "right" and self.packed > 1 else ""
+                self.define(axis, f"k0{divided} + tl.arange(0, BLOCK_K{divided}){places_in_k}")
+        loaded: dict[Operand, str] = {}
+        for product, both in zip(products, described):
+            left, right = (self._factor(product, s, d, loaded) for s, d in zip(_SIDES, both))
+            self.writer.line(
+                f"{product.name} = tl.dot({left}, {right}, {product.name}{dot_precision(self.element)})"
+            )
+
+    def _pair(
+        self, products: Sequence[_Product], described: Sequence[Sequence[Operand | None]]
+    ) -> Pair | None:
+        """The weights of two products as one operand; None where they don't lie so, or nothing is gained."""
+        if len(products) != 2 or any(p.joined for p in products) or self._splits > 1 or self.element == "f32":
+            return None
+        (left, first), (other, second) = described
+        if left is None or left != other or first is None or second is None:
+            return None
+        return paired(self.kernel.graph, first, second, self.kernel.immutable)
+
+    def _multiply_pair(self, left: Operand | None, pair: Pair) -> None:
+        """One step of k of two products."""
+        assert left is not None, "_pair() has seen it"
+        rows = self.writer.bind(left.load(self._descriptor(left, "left")))
+        weights = self.writer.bind(pair.load(self._descriptor(pair, "right")))
+        self.writer.line(f"acc = tl.dot({rows}, {weights}, acc)")
+
+    def _apart(self, pair: Pair) -> list[str]:
+        """The sums of the two products, in their order."""
+        line, name = self.writer.line, self.writer.fresh("sum")
+        halves = "tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N)), (0, 2, 1))"
+        line(f"{name}0, {name}1 = tl.split({halves})")
+        if pair.beside is None:
+            return [f"{name}0", f"{name}1"]
+        line(f"swapped = {self._descriptor(pair, 'right')}.shape[0] == {SWAPPED}")
+        return [self.writer.bind(f"tl.where(swapped, {name}{1 - part}, {name}{part})") for part in range(2)]
+
+    @property
+    def has_pair(self) -> bool:
+        """Whether a descriptor spans the weights of two products, of a kernel that is lowered."""
+        return any(isinstance(o, Pair) for o in self.described)
+
+    def _descriptor(self, operand: Operand | Pair, side: str) -> str:
+        """The name of an operand's descriptor."""
+        return self.described.setdefault(operand, f"{side}{len(self.described)}_desc")
 
     def _products(self, accumulators: Sequence[Accumulator], n: Expr) -> list[_Product]:
         """The products of the main loop: one an accumulator, or one for both parts of a contraction."""
@@ -243,8 +292,7 @@ class Matrix(Gemm):
         """A block of an operand, (m, k) or (k, n), as a name."""
         if described is not None:
             if described not in loaded:
-                name = self.described.setdefault(described, f"{side}{len(self.described)}_desc")
-                loaded[described] = self.writer.bind(described.load(name))
+                loaded[described] = self.writer.bind(described.load(self._descriptor(described, side)))
             return loaded[described]
         axis, other = _K_AXES[side][0], self._other_axis(product, side)
         mask, first = self.emitter.axes[axis].mask, product.first
@@ -290,8 +338,17 @@ class Matrix(Gemm):
     def _with_descriptors(self) -> list[Param]:
         """Parameters of the kernel: pointers that the source still names, and the descriptors."""
         graph, text = self.kernel.graph, self.writer.text()
-        made = [o.param(graph, name) for o, name in self.described.items()]
-        kept = [p for p in self.params if p.kind != "arg" or not made or _is_named(p.name, text)]
+        pointers = {p.index: p.name for p in self.params if p.kind == "arg"}
+        made = [
+            o.param(graph, name, pointers.__getitem__) if isinstance(o, Pair) else o.param(graph, name)
+            for o, name in self.described.items()
+        ]
+        beside = {p.descriptor.get("beside") for p in made if p.descriptor}
+        kept = [
+            p
+            for p in self.params
+            if p.kind != "arg" or not made or p.name in beside or _is_named(p.name, text)
+        ]
         return [*(p for p in kept if p.kind == "arg"), *made, *(p for p in kept if p.kind != "arg")]
 
 

@@ -26,8 +26,8 @@ _FILL, _NEXT_FILL, _PERSISTENT_FILL = 1.6, 0.5, 0.97
 _LATENCY = 0.88
 """Microseconds from asking for the operands of a step to having them: a program of s stages has s - 1 steps under way."""
 _SEVERAL, _ENOUGH_STAGES = 1.08, 4
-"""Factor on the work of a core's only program whose tile has several blocks of weights, in fewer stages: gated products of 700 to 8,192 rows took 4 to 14 % longer in
-three stages than in four, rotated ones 2 to 9 %, products with one block as long (H200; the longest replayed until the clock had settled)."""
+"""Factor on the work of a core's only program with several products, in fewer stages: gated ones of 700 to 8,192 rows took 4 to 14 % longer in
+three stages than in four, those of one block of weights as long (H200; the longest replayed until the clock had settled)."""
 _MATH = 1.03e-4
 """Microseconds an element of a tile takes for a math function of the epilogue, with at least 8 warps a 128 x 128 tile."""
 _FEW_WARPS = 1.12
@@ -68,33 +68,26 @@ _SIZES = (
 )
 
 
-def ordered(kernel: Kernel, figures: Figures, blocks: int | None = None) -> list[dict[str, int]]:
-    """Tiles, best first by the model.
-
-    Args:
-        blocks: of weights that a tile has; None for those of the kernel itself.
-    """
+def ordered(kernel: Kernel, figures: Figures) -> list[dict[str, int]]:
+    """Tiles, best first by the model."""
     if figures.element == "f32":
         return gemm_f32_tiles.ordered(kernel, figures)
-    return gemm_splits.thinned(tile for _, tile in sorted(timed(kernel, figures, blocks), key=lambda t: t[0]))
+    return gemm_splits.thinned(tile for _, tile in sorted(timed(kernel, figures), key=lambda t: t[0]))
 
 
-def timed(kernel: Kernel, figures: Figures, blocks: int | None = None) -> Ranked:
+def timed(kernel: Kernel, figures: Figures) -> Ranked:
     """Tiles with their estimated times in microseconds, of halves."""
     math, period = _has_math(kernel), kernel.attributes.get("period", 0)
-    several = (blocks or max(figures.products, kernel.attributes.get("parts", 1))) > 1
-
-    def estimate(figures: Figures, way: _Way) -> float:
-        return _time(kernel, figures, way, math, several)
-
-    if kernel.attributes.get("parts", 1) == 2 and period * 2 <= max(s.n for s in _SIZES):
-        # A block of neighbouring columns holds both parts (`gemm_matrix`).
+    neighbours = kernel.attributes.get("parts", 1) == 2 and period * 2 <= max(s.n for s in _SIZES)
+    if neighbours or (figures.alike and kernel.target.has_tma):
+        # One block of columns for both parts of a product, or for both products (`gemm_matrix`).
         joined = replace(figures, columns=2 * figures.columns, products=max(1, figures.products // 2))
-        ways = [w for w in _ways(kernel, joined) if w.size.n % (2 * period) == 0]
-        found = [(estimate(joined, w), _tile(kernel, joined, w)) for w in ways]
+        whole = 2 * period if neighbours else 2 * figures.chunk
+        ways = [w for w in _ways(kernel, joined) if w.size.n % whole == 0 and (neighbours or w.splits == 1)]
+        found = [(_time(kernel, joined, w, math), _tile(kernel, joined, w)) for w in ways]
         if found:
             return [(time, tile | {"n": tile["n"] // 2}) for time, tile in found]
-    return [(estimate(figures, w), _tile(kernel, figures, w)) for w in _ways(kernel, figures)]
+    return [(_time(kernel, figures, w, math), _tile(kernel, figures, w)) for w in _ways(kernel, figures)]
 
 
 def microseconds(kernel: Kernel, figures: Figures) -> float:
@@ -141,7 +134,7 @@ def _ways(kernel: Kernel, figures: Figures) -> Iterator[_Way]:
             tiles = _tiles(figures, size)
             for splits in gemm_splits.choices(kernel, tiles, figures.k, size.k):
                 yield _Way(size, stages, splits=splits)
-            # Several products leave no registers to carry a tile over to the next.
+            # ptxas waits for each of several products in such a loop (its remark C7515).
             if figures.products == 1 and tiles > kernel.target.cores:
                 yield _Way(size, stages, persistent=True)
     if not found:
@@ -181,14 +174,14 @@ def _together(kernel: Kernel, figures: Figures, size: _Size, stages: int) -> int
     return max(1, min(kernel.target.shared_bytes // shared, _REGISTERS // registers, 4))
 
 
-def _time(kernel: Kernel, figures: Figures, way: _Way, math: bool, several: bool) -> float:
-    """Microseconds of a launch; `several`: a tile has several blocks of weights."""
+def _time(kernel: Kernel, figures: Figures, way: _Way, math: bool) -> float:
+    """Microseconds of a launch."""
     cores, size, persistent = kernel.target.cores, way.size, way.persistent
     together = 1 if persistent else _together(kernel, figures, size, way.stages)
     steps = -(-figures.k // (size.k * way.splits))
     length, waiting = min(figures.k, steps * size.k), steps * _LATENCY / (way.stages - 1)
     work = 2 * size.m * size.n * length * figures.products / (_CORE_RATE * size.share)
-    if several and together == 1 and way.stages < _ENOUGH_STAGES:
+    if figures.products > 1 and together == 1 and way.stages < _ENOUGH_STAGES:
         work *= _SEVERAL
     few = size.m * size.n > 2048 * size.warps
     epilogue = size.m * size.n * _MATH * (_FEW_WARPS if few else 1.0) if math else 0.0

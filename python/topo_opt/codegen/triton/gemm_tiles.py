@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 
 from topo_opt.codegen.triton import gemm_matrix_tiles, gemm_skinny_tiles, gemm_vector_tiles
 from topo_opt.codegen.triton.gemm_figures import Figures, figures_of
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.memory_model import Ranked
+from topo_opt.errors import UnsupportedError
 
 
 def default_tile(kernel: Kernel) -> dict[str, int]:
     """Block sizes, warps and stages; the keys name the form."""
     figures = figures_of(kernel)
     streamed = few_rows(kernel, figures)
-    return streamed[0][1] if streamed else gemm_matrix_tiles.ordered(kernel, figures)[0]
+    if streamed:
+        return streamed[0][1]
+    ordered = gemm_matrix_tiles.ordered(kernel, figures)
+    if figures.alike and not _spans_both(kernel, ordered[0]):
+        ordered = gemm_matrix_tiles.ordered(kernel, replace(figures, alike=False))
+    return ordered[0]
+
+
+def _spans_both(kernel: Kernel, tile: dict[str, int]) -> bool:
+    """Whether a descriptor spans the weights of both products with a tile; one that cannot be lowered says so later."""
+    from topo_opt.codegen.triton.gemm_matrix import Matrix
+
+    trial = Kernel(kernel.func, kernel.target)
+    trial.attributes = {**kernel.attributes, "tile": tile}
+    try:
+        form = Matrix(trial)
+        form.lower()
+    except UnsupportedError:
+        return False
+    return form.has_pair
 
 
 def slowdown(kernel: Kernel, tile: Mapping[str, int]) -> float | None:

@@ -21,6 +21,7 @@ right behind it (its remark C7510), 13 % of a kernel of q, k and v of 8,192 rows
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -192,15 +193,20 @@ class _Pack:
 
     def _param(self, param: Param, index: int, number: int) -> Param:
         """The pack's own parameter; members that see the same memory in the same way share it."""
-        shared = param.descriptor is None
-        described = tuple((k, tuple(v)) for k, v in sorted((param.descriptor or {}).items()))
+        shared, descriptor = param.descriptor is None, param.descriptor
+        if descriptor and "beside" in descriptor:
+            # Its pointer stands in front of the descriptor among the member's parameters.
+            other = next(p for p in self.sources[number].params if p.name == descriptor["beside"])
+            own = self._param(other, self.members[number].arguments[other.index], number)
+            descriptor = {**descriptor, "beside": own.name}
+        described = json.dumps(descriptor, sort_keys=True)
         key = (param.kind, index, param.dtype, described)
         if key not in self.params:
             prefix = {"arg": "in", "result": "out", "scratch": "scratch"}[param.kind]
             name = f"{prefix}{index}" if shared else f"m{number}_{param.name}"
             if any(p.name == name for p in self.params.values()):
                 name = f"{name}_{param.dtype}"
-            self.params[key] = Param(name, param.kind, index, param.dtype, param.descriptor)
+            self.params[key] = Param(name, param.kind, index, param.dtype, descriptor)
         return self.params[key]
 
 
