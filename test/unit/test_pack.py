@@ -4,7 +4,6 @@ import itertools
 import re
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import triton
 from kernel_check import kernel_functions, launch
 from torch_mlir import ir
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from topo_opt import dialects
@@ -164,9 +164,10 @@ def ptxas(source: KernelSource, folder):
     options = {"num_warps": source.num_warps, "num_stages": source.num_stages}
     compiled = triton.compile(made, target=GPUTarget("cuda", 90, 32), options=options)
     (folder / "k.ptx").write_text(compiled.asm["ptx"])
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
-    command = [tool, "-v", "--gpu-name=sm_90a", folder / "k.ptx", "-o", folder / "k.cubin"]
-    return compiled, subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    command = [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", folder / "k.ptx", "-o", folder / "k.cubin"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return compiled, done.stderr
 
 
 REFUSED = {
