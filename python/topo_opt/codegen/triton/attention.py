@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from topo_opt.codegen.kernel_source import KernelSource, Param
-from topo_opt.codegen.triton import attention_bounds, attention_descriptors
+from topo_opt.codegen.triton import attention_bounds, attention_descriptors, f32_products
 from topo_opt.codegen.triton.attention_early import EarlyKeys
 from topo_opt.codegen.triton.attention_scores import NEVER, Bounds
 from topo_opt.codegen.triton.attention_space import MOST_ROWS
 from topo_opt.codegen.triton.attention_split import Split, exponential
 from topo_opt.codegen.triton.dependent_launch import WAIT, WAIT_IN_LOOP
-from topo_opt.codegen.triton.element_types import dot_precision, storage_type
+from topo_opt.codegen.triton.element_types import storage_type
 from topo_opt.codegen.triton.emit import Axis, Value
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.errors import UnsupportedError
@@ -235,7 +235,6 @@ class _Attention(EarlyKeys):
     def _visit(self, query: str, bounds: Bounds) -> None:
         """One loop over blocks of keys: scores, their softmax so far, and the weighted sum of values."""
         line, bind, problem = self.writer.line, self.writer.bind, self.problem
-        exact = dot_precision(problem.element)
         ahead = self._reads_mask_ahead
         if ahead:
             # Every loop has a name of its own for its first keys: equal text would stand for the value of the loop before.
@@ -257,7 +256,7 @@ class _Attention(EarlyKeys):
                     line(WAIT_IN_LOOP)
                     self._admit(self._query(), bounds)
             keys, tests = self._keys()
-            scores = bind(f"tl.dot({query}, {keys}{exact})", "qk")
+            scores = bind(f32_products.product(query, keys, problem.element), "qk")
             scores = self._masked_scores(scores, bounds, tests)
             line(f"new_best = tl.maximum(best, tl.max({scores}, 1){self._before})")
             shift = "new_best"
@@ -273,7 +272,7 @@ class _Attention(EarlyKeys):
             line("acc = acc * decay[:, None]")
             values = self._values()
             narrow = "" if problem.element == "f32" else f".to({storage_type(problem.element)})"
-            line(f"acc = tl.dot(weights{narrow}, {values}, acc{exact})")
+            line(f"acc = {f32_products.product(f'weights{narrow}', values, problem.element, 'acc')}")
             line("best = new_best")
             if ahead:
                 line("allowed = allowed_next")

@@ -20,10 +20,6 @@ _TABLE = {
     "index": ("i64", "tl.int64", "tl.int64"),
 }
 
-_F32_PRODUCT = ', input_precision="bf16x6"'
-"""f32 factors in three bf16 pieces each, the six largest products added in f32 on tensor cores: on an H200, 1024 x 1024 x 1024,
-rms error 3.2e-6 against cuBLAS's 1.8e-5 in f32, in 0.76 of its time (tf32x3: 4.9e-6, 0.88; ieee: 1.8e-5, 0.97)."""
-
 NARROW_FLOATS = ("f16", "bf16", "f8E4M3FN", "f8E5M2")
 
 
@@ -47,8 +43,3 @@ def storage_type(element: str) -> str:
 def compute_type(element: str) -> str:
     """`tl` type a loaded element is computed in."""
     return _row(element)[2]
-
-
-def dot_precision(element: str) -> str:
-    """Further argument of `tl.dot` for factors of a type, as source; empty where there is nothing to say."""
-    return _F32_PRODUCT if element == "f32" else ""

@@ -47,6 +47,8 @@ class Figures:
     """A factor with aligned rows ends within a vector: its mask leaves single elements to loads through pointers."""
     alike: bool = False
     """Two products of the same rows in halves, whose weights a descriptor may span (`gemm_descriptors.Pair`)."""
+    scattered: bool = False
+    """Neither rows nor steps of k of the left factor are at one distance in memory, as of windows that overlap: its elements are loaded one by one."""
 
     @property
     def width(self) -> int:
@@ -123,6 +125,7 @@ class _Probe(Gemm):
             self.row_parts.parts if row_sums else 1,
             any(map(self._is_ragged, [*right.loads, *left.loads])),
             len(products) == 2 and len({*left.loads}) == 1 and self._alike(right.loads),
+            any(map(self._is_scattered, left.loads)),
         )
 
     def _alike(self, loads: Sequence[Load]) -> bool:
@@ -138,6 +141,13 @@ class _Probe(Gemm):
         if first == second:
             return halves and start.terms == other.terms
         return halves and start == other and {first, second} <= self.kernel.immutable
+
+    def _is_scattered(self, load: Load) -> bool:
+        """Whether a factor is as `Figures.scattered` says."""
+        number, indices = load
+        terms = strided(indices, contiguous_strides(self.kernel.graph.values[number].shape or ())).terms
+        axes = {name for atom, _ in terms for name in atom.symbols()}
+        return {"m", "k"} <= axes and not any(isinstance(atom, Symbol) for atom, _ in terms)
 
     def _is_ragged(self, load: Load) -> bool:
         """Whether a factor is as `Figures.ragged` says."""

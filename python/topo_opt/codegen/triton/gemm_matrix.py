@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from topo_opt.codegen.kernel_source import KernelSource, Param, Scratch
-from topo_opt.codegen.triton import arrivals
-from topo_opt.codegen.triton.element_types import dot_precision
+from topo_opt.codegen.triton import arrivals, f32_products
 from topo_opt.codegen.triton.emit import Axis
 from topo_opt.codegen.triton.gemm_base import Gemm
 from topo_opt.codegen.triton.gemm_descriptors import BlockAxis, Operand, Pair, describe, paired
@@ -165,9 +164,8 @@ class Matrix(Gemm):
         loaded: dict[Operand, str] = {}
         for product, both in zip(products, described):
             left, right = (self._factor(product, s, d, loaded) for s, d in zip(_SIDES, both))
-            self.writer.line(
-                f"{product.name} = tl.dot({left}, {right}, {product.name}{dot_precision(self.element)})"
-            )
+            total = f32_products.product(left, right, self.element, product.name)
+            self.writer.line(f"{product.name} = {total}")
 
     def _pair(
         self, products: Sequence[_Product], described: Sequence[Sequence[Operand | None]]

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from topo_opt.codegen.kernel_source import KernelSource, Scratch
-from topo_opt.codegen.triton import arrivals
-from topo_opt.codegen.triton.element_types import compute_type, dot_precision, signature_type
+from topo_opt.codegen.triton import arrivals, f32_products
+from topo_opt.codegen.triton.element_types import compute_type, signature_type
 from topo_opt.codegen.triton.emit import Axis
 from topo_opt.codegen.triton.gemm_base import Gemm
 from topo_opt.codegen.triton.gemm_skinny_shapes import FLAT, SLICED, Shapes
@@ -261,11 +261,10 @@ class Skinny(Gemm):
             self.writer.line(f"stat{i} = tl.full({shape}, {statistic.combiner.identity}, {kind})")
 
     def _step(self, steps: _Steps, first: bool) -> None:
-        precision = dot_precision(self.element)
         for accumulator, (weights, rows) in zip(self._accumulators, self._factors(steps)):
             name = self._names[accumulator.request]
-            before = "" if first else f", {name}"
-            self.writer.line(f"{name} = tl.dot({weights}, {rows}{before}{precision})")
+            total = f32_products.product(weights, rows, self.element, "" if first else name)
+            self.writer.line(f"{name} = {total}")
         for i, statistic in enumerate(self._beside):
             term = self._term(statistic, steps)
             term = term if self._reduced_late else self._down(statistic, term)

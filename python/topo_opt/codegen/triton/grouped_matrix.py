@@ -10,8 +10,8 @@ last rows of a group, when they are no more than that, are a smaller block.
 from __future__ import annotations
 
 from topo_opt.codegen.kernel_source import KernelSource
+from topo_opt.codegen.triton import f32_products
 from topo_opt.codegen.triton.attention_descriptors import Descriptor, find
-from topo_opt.codegen.triton.element_types import dot_precision
 from topo_opt.codegen.triton.emit import Axis
 from topo_opt.codegen.triton.grouped_base import Experts
 from topo_opt.codegen.triton.kernel import next_power_of_two
@@ -124,7 +124,6 @@ class GroupedMatrix(Experts):
     def _step(self, a: Expr, names: list[str], block: str, k0: str) -> None:
         """The products of one block of k."""
         problem = self.problem
-        precision = dot_precision(problem.element)
         kx, kw = symbol("kx", problem.inner), symbol("kw", problem.inner)
         x_shape = f"(BLOCK_K, {block})" if self.swapped else f"({block}, BLOCK_K)"
         w_shape = "(BLOCK_N, BLOCK_K)" if self.swapped else "(BLOCK_K, BLOCK_N)"
@@ -135,8 +134,8 @@ class GroupedMatrix(Experts):
             else:
                 wide = {"kw", *column.symbols}
                 weights = self.factor(self.weights_of(kw, column), "kw", wide, w_shape)
-            pair = f"{weights}, {rows}" if self.swapped else f"{rows}, {weights}"
-            self.writer.line(f"{name} = tl.dot({pair}, {name}{precision})")
+            pair = (weights, rows) if self.swapped else (rows, weights)
+            self.writer.line(f"{name} = {f32_products.product(*pair, problem.element, name)}")
 
     def _describe(self, column: Expr, number: int) -> str:
         """Source of a block of the weights at a column, loaded through a descriptor.

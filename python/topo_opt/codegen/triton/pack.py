@@ -29,14 +29,16 @@ from dataclasses import dataclass
 from torch_mlir import ir
 
 from topo_opt.codegen.kernel_source import KernelSource, Param, Scratch
-from topo_opt.codegen.triton import dependent_launch, fast_functions
+from topo_opt.codegen.triton import dependent_launch, f32_products, fast_functions
 from topo_opt.codegen.triton.kernel import Kernel
 from topo_opt.codegen.triton.reductions import PRELUDE
 from topo_opt.errors import UnsupportedError
 
 _PROGRAM = re.compile(r"\btl\.program_id\((?:axis=)?([012])\)")
 _PROGRAMS = re.compile(r"\btl\.num_programs\((?:axis=)?([012])\)")
-_SHARED = frozenset((*PRELUDE, *fast_functions.FUNCTIONS, *dependent_launch.FUNCTIONS))
+_SHARED = frozenset(
+    (*PRELUDE, *fast_functions.FUNCTIONS, *f32_products.FUNCTIONS, *dependent_launch.FUNCTIONS)
+)
 """Functions that a file defines where a kernel in it names them."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch_mlir import ir
 
-from topo_opt.codegen.triton import fast_functions
+from topo_opt.codegen.triton import f32_products, fast_functions
 from topo_opt.structured.graph import Node
 
 
@@ -131,14 +131,13 @@ def depends_on(value: ir.Value, targets: set[int], arguments: set[int]) -> bool:
 
 
 def prelude(source: str) -> str:
-    """Definitions of the combination functions and fast functions that `source` names."""
+    """Definitions of the combination functions, fast functions and products in f32 that `source` names."""
     names = set(re.findall(r"(?<![\w.])_[a-z]\w*", source))
     combinations = "".join(
         f"@triton.jit\ndef {n}(a, b):\n    return {PRELUDE[n]}\n\n\n" for n in PRELUDE if n in names
     )
-    return combinations + "".join(
-        fast_functions.definition(n) for n in fast_functions.FUNCTIONS if n in names
-    )
+    fast = "".join(fast_functions.definition(n) for n in fast_functions.FUNCTIONS if n in names)
+    return combinations + fast + f32_products.prelude(source)
 
 
 __all__ = ["PRELUDE", "Combiner", "Recognised", "depends_on", "prelude", "recognise"]
