@@ -205,6 +205,8 @@ LAYERS: dict[str, Builder] = {
     "conv-group-norm-tanh": of(torch.tanh, (64, 8, 128, 128), layers=lambda: [nn.Conv2d(8, 64, 3), nn.GroupNorm(16, 64)]),
     "conv-softmax-pool": of(lambda x: F.max_pool2d(x.softmax(1), 2), (64, 16, 128, 128), layers=lambda: [nn.Conv2d(16, 32, 3)]),
     "conv-min-tanh": of(lambda x: torch.tanh(x.amin(1, keepdim=True)), (64, 16, 256, 256), layers=lambda: [nn.Conv2d(16, 64, 3)]),
+    "conv-few-channels": of(lambda x: F.hardswish(F.relu(x)), (64, 8, 128, 128), layers=lambda: [nn.Conv2d(8, 64, 3)]),
+    "conv-stem": of(lambda x: F.max_pool2d(F.relu(x), 3, 2, 1), (32, 3, 224, 224), layers=lambda: [nn.Conv2d(3, 64, 7, 2, 3), nn.BatchNorm2d(64)]),
     "conv-transpose-scale": of(lambda x: (x * 2.0).clamp(0, 1) / 2.0, (32, 64, 128, 128), layers=lambda: [nn.ConvTranspose2d(64, 64, 3, 2, 1, 1)]),
     "conv3d-group-norm-mean": of(lambda x: x.mean((1, 2, 3, 4)), (64, 3, 24, 32, 32), layers=lambda: [nn.Conv3d(3, 24, 3), nn.GroupNorm(8, 24)]),
     "pointwise-conv": of(lambda x: x, (16, 64, 256, 256), layers=lambda: [nn.Conv2d(64, 128, 1)]),

@@ -13,6 +13,7 @@ from topo_opt.passes.base import Pass
 from topo_opt.passes.schedule.outline import callee, clone_nodes, kernels_of, name_kernel
 from topo_opt.passes.schedule.roles import Roles, memory_operands
 from topo_opt.structured.graph import element_bytes
+from topo_opt.structured.index import Symbol
 
 if TYPE_CHECKING:
     from topo_opt.codegen.triton.kernel import Kernel
@@ -107,7 +108,8 @@ def _off_boundaries(kernel: Kernel) -> dict[int, int]:
         others = [step for _, step in place.terms if step != 1]
         # One axis of the product runs along a row, the others from row to row.
         from_row_to_row = bool(others) and all(step % shape[-1] == 0 for step in others)
-        if len(along) == 1 and hasattr(along[0], "size") and from_row_to_row:
+        inside = len(along) == 1 and isinstance(along[0], Symbol) and along[0].size <= shape[-1]
+        if inside and from_row_to_row:
             line = _LINE_BYTES if shape[-1] * unit >= _SMALL_PART * _LINE_BYTES else ALIGNMENT
             found[graph.arguments.index(value)] = -(-shape[-1] * unit // line) * line // unit
     return found

@@ -15,6 +15,7 @@ from topo_opt.structured.access import (
     VIEWS,
     domain_indices,
     is_empty_reduction,
+    shows_windows,
     view_sources,
 )
 from topo_opt.structured.graph import Graph, Node
@@ -159,7 +160,7 @@ def resolve(roles: Roles, read: Read) -> Iterator[Read]:
     elif roles.of(node) is Role.VIEW:
         position = roles.graph.values[read.value].position
         for source in view_sources(roles.graph, node, read.indices, position):
-            plain = node.name != "tensor.extract_slice" and _keeps_all(roles.graph, node)
+            plain = not is_partial(roles.graph, node)
             inner = replace(
                 read,
                 value=source.value,
@@ -172,9 +173,11 @@ def resolve(roles: Roles, read: Read) -> Iterator[Read]:
             yield from resolve(roles, _anywhere(roles.graph, operand))
 
 
-def _keeps_all(graph: Graph, node: Node) -> bool:
-    """Whether a view has as many elements as its source."""
-    return graph.values[node.results[0]].numel == graph.values[node.operands[0]].numel
+def is_partial(graph: Graph, node: Node) -> bool:
+    """Whether a view may leave elements of its source out, or show them more than once."""
+    if node.name == "tensor.extract_slice" or (node.name == "linalg.generic" and shows_windows(node)):
+        return True
+    return graph.values[node.results[0]].numel != graph.values[node.operands[0]].numel
 
 
 def build(roles: Roles) -> FusionGraph:

@@ -17,8 +17,8 @@ from topo_opt.runtime.load_time import LoadStep, LoadTime
 def plan(tmp_path_factory) -> Any:
     """plan.json of a convolution: its weight is put with channels last when it is loaded."""
     out = tmp_path_factory.mktemp("load") / "bundle"
-    module = nn.Sequential(nn.Conv2d(4, 6, 3), nn.ReLU())
-    topo_opt.compile(module.eval(), (torch.randn(1, 4, 5, 5),), topology="cpu", tune="off", out=out)
+    module = nn.Sequential(nn.Conv2d(32, 64, 3), nn.ReLU())
+    topo_opt.compile(module.eval(), (torch.randn(1, 32, 5, 5),), topology="cpu", tune="off", out=out)
     return json.loads((out / "plan.json").read_text())
 
 
@@ -33,7 +33,7 @@ def test_the_weight_is_a_parameter_and_what_is_made_of_it(plan) -> None:
     (step,) = [s for s in variant["load_steps"] if s["step"] == "kernel"]
     kinds = [variant["buffers"][b]["kind"] for b in step["buffers"]]
     assert kinds == ["param", "prepared"]
-    assert variant["buffers"][step["buffers"][1]]["shape"] == [6, 3, 3, 4]
+    assert variant["buffers"][step["buffers"][1]]["shape"] == [64, 3, 3, 32]
     plan_check.from_json(plan)
 
 

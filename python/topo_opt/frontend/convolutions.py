@@ -30,8 +30,12 @@ _WINDOW = 49
 """Products that are added up in a loop nest of its own for each element, at most: 7x7."""
 _F32_INTENSITY = 24.0
 """Flops for each byte of input and output up to which a product in f32 takes less time than its memory traffic. cuDNN rounds
-factors to TF32, which is several times faster than products that are exact in f32: about 66 Tflop/s on an H200 (`codegen.
-triton.element_types`) against 4.8 TB/s, and what cuDNN's result still has to go through once more beyond that."""
+factors to TF32, which is several times faster than products that are exact in f32: about 66 Tflop/s on an H200 when this was set
+(80 since, `codegen.triton.f32_products`) against 4.8 TB/s, and what cuDNN's result still has to go through once more beyond that."""
+_WINDOWED_INTENSITY = 33.0
+"""The same for windows that overlap. 8 channels to 64 by windows of 3x3 (32 flops for each byte), with a group norm behind, take 0.545 ms
+as a product and 0.555 in TF32 with channels last (H200, 64 images of 128x128); with an activation alone 0.44 and 0.34. Such convolutions are
+exact in eager mode, where channels are first, so that TF32 is 500 times its error. 16 channels to 32 (48 flops) take 0.46 and 0.33."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +123,15 @@ def convolution_of(node: fx.Node) -> Convolution | None:
 
 def is_product(c: Convolution) -> bool:
     """Whether every element of the input meets the weights in one place at most: windows side by side, or of one element."""
-    apart = c.kernel == c.stride or all(k == 1 for k in c.kernel)
-    if c.transposed or c.groups != 1 or c.same or any(c.padding) or not apart:
+    if c.transposed or c.groups != 1 or c.same or any(c.padding) or not _is_apart(c):
         return False
     if any(d != 1 and k != 1 for d, k in zip(c.dilation, c.kernel)):
         return False
     return c.dtype in HALF or _intensity(c) <= _F32_INTENSITY
+
+
+def _is_apart(c: Convolution) -> bool:
+    return c.kernel == c.stride or all(k == 1 for k in c.kernel)
 
 
 def _intensity(c: Convolution) -> float:
@@ -132,6 +139,20 @@ def _intensity(c: Convolution) -> float:
     outputs, inputs = c.weight.meta["val"].shape[:2]
     window = prod(c.kernel)
     return 2 * inputs * window * outputs / (4 * (inputs * window + outputs))
+
+
+def is_windowed(c: Convolution) -> bool:
+    """Whether a convolution is taken as a product of the windows that its input has, which overlap, with the weights.
+
+    Windows are read where they are, so that this needs as many bytes as the convolution itself. That holds in f32 alone: what few
+    channels make of a window is little work, cuDNN would want their order changed, and its products are often in TF32.
+    """
+    if c.transposed or c.groups != 1 or c.dtype != torch.float32 or _is_apart(c):
+        return False
+    outputs, channels = c.weight.meta["val"].shape[:2]
+    places = prod(c.stride)
+    flops = 2 * channels * prod(c.kernel) * outputs
+    return flops <= _WINDOWED_INTENSITY * 4 * (channels * places + outputs)
 
 
 def is_window_sum(c: Convolution) -> bool:
@@ -145,7 +166,7 @@ def is_window_sum(c: Convolution) -> bool:
 def is_lowered(node: fx.Node) -> bool:
     """Whether a convolution becomes kernels of ours."""
     c = convolution_of(node)
-    return c is not None and (is_product(c) or is_window_sum(c))
+    return c is not None and (is_product(c) or is_window_sum(c) or is_windowed(c))
 
 
 def lower(b: GraphBuilder, node: fx.Node, env: Mapping[fx.Node, Argument]) -> Argument:
@@ -154,7 +175,8 @@ def lower(b: GraphBuilder, node: fx.Node, env: Mapping[fx.Node, Argument]) -> Ar
     assert c is not None
     c = _placed(c, env)
     c, batched = _with_batch(b, c)
-    result = _product(b, c) if is_product(c) else _window_sum(b, c)
+    lowering = _product if is_product(c) else _window_sum if is_window_sum(c) else _windowed
+    result = lowering(b, c)
     return _finished(b, result, c, batched, node.meta["val"])
 
 
@@ -250,6 +272,28 @@ def _product(b: GraphBuilder, c: Convolution) -> fx.Node:
     rows = b.emit(aten.reshape.default, x, [batch, prod(counts), channels * prod(c.kernel)])
     result = b.emit(aten.permute.default, contract(b, rows, weight, "npk,ok->npo"), [0, 2, 1])
     return b.emit(aten.reshape.default, result, [batch, outputs, *counts])
+
+
+def _windowed(b: GraphBuilder, c: Convolution) -> fx.Node:
+    """A product of windows and weights. Windows are a view of the padded input: `[batch, *places, channels, *inside]`."""
+    c = _with_padding(b, c)
+    x = c.x
+    if any(c.padding):
+        ends = [n for p in reversed(c.padding) for n in (p, p)]
+        x = b.emit(aten.constant_pad_nd.default, x, ends, 0.0)
+    batch, channels = c.shape[:2]
+    outputs = c.weight.meta["val"].shape[0]
+    for d, (kernel, stride, dilation) in enumerate(zip(c.kernel, c.stride, c.dilation)):
+        x = b.emit(aten.unfold.default, x, d + 2, dilation * (kernel - 1) + 1, stride)
+        if dilation > 1:
+            x = b.emit(aten.slice.Tensor, x, -1, 0, dilation * (kernel - 1) + 1, dilation)
+    counts = tuple(x.meta["val"].shape[2 : 2 + c.spatial])
+    places, inside = range(2, 2 + c.spatial), range(2 + c.spatial, 2 + 2 * c.spatial)
+    x = b.emit(aten.permute.default, x, [0, *places, 1, *inside])
+    rows = b.emit(aten.reshape.default, x, [batch, prod(counts), channels * prod(c.kernel)])
+    weight = b.emit(aten.view.default, c.weight, [outputs, -1])
+    result = contract(b, rows, weight, "npk,ok->nop")
+    return b.emit(aten.view.default, result, [batch, outputs, *counts])
 
 
 def _window_sum(b: GraphBuilder, c: Convolution) -> fx.Node:

@@ -167,12 +167,10 @@ RESHAPES = ("tensor.expand_shape", "tensor.collapse_shape")
 
 
 def is_movement(node: Node) -> bool:
-    """Whether a loop nest only moves or widens one tensor: a transpose, a broadcast, a flip, an `extf`."""
+    """Whether a loop nest only moves or widens one tensor: a transpose, a broadcast, a flip, windows, an `extf`."""
     if node.name != "linalg.generic" or node.inputs != 1 or len(node.results) != 1 or node.has_reduction:
         return False
     if not node.output_map(0).is_projected_permutation:
-        return False
-    if not (node.maps[0].is_projected_permutation or node.maps[0].mirrored() is not None):
         return False
     block = node.op.regions[0].blocks[0]
     source = hash(block.arguments[0])
@@ -181,6 +179,11 @@ def is_movement(node: Node) -> bool:
     if not body:
         return hash(yielded) == source
     return len(body) == 1 and body[0].name == "arith.extf" and hash(body[0].operands[0]) == source
+
+
+def shows_windows(node: Node) -> bool:
+    """Whether a loop nest that moves a tensor reads elements at sums of its loops, as windows that overlap have them."""
+    return not node.maps[0].is_projected_permutation and node.maps[0].mirrored() is None
 
 
 def is_empty_reduction(node: Node) -> bool:
@@ -305,6 +308,7 @@ __all__ = [
     "loop_at",
     "reassociation",
     "rotation_partner",
+    "shows_windows",
     "slice_parameters",
     "view_sources",
 ]

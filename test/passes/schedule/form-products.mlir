@@ -314,3 +314,29 @@ func.func @rotated(%a: tensor<2x16xf32>, %u: tensor<8x16xf32>, %c: tensor<2x8xf3
   } -> tensor<2x8xf32>
   return %r : tensor<2x8xf32>
 }
+
+// -----
+
+// Windows that overlap are read where they are: a convolution is one kernel, and nothing holds its windows.
+
+// CHECK-LABEL: func.func @windows
+// CHECK-NEXT:    %[[R:.*]] = call @k_gemm_{{.*}}(%arg0, %arg1)
+// CHECK-NEXT:    return %[[R]]
+// CHECK:       func.func private @k_gemm_
+// CHECK-SAME:    tensor<2x3x9xf32>
+// CHECK:         linalg.generic
+// CHECK:         linalg.contract
+// CHECK-NOT:   func.func private
+func.func @windows(%x: tensor<2x3x9xf32>, %w: tensor<20x12xf32>) -> tensor<2x20x6xf32> {
+  %e = tensor.empty() : tensor<2x6x3x4xf32>
+  %u = linalg.generic {indexing_maps = [affine_map<(n, p, c, k) -> (n, c, p + k)>, affine_map<(n, p, c, k) -> (n, p, c, k)>], iterator_types = ["parallel", "parallel", "parallel", "parallel"]} ins(%x : tensor<2x3x9xf32>) outs(%e : tensor<2x6x3x4xf32>) {
+  ^bb0(%i: f32, %o: f32):
+    linalg.yield %i : f32
+  } -> tensor<2x6x3x4xf32>
+  %rows = tensor.collapse_shape %u [[0], [1], [2, 3]] : tensor<2x6x3x4xf32> into tensor<2x6x12xf32>
+  %z = arith.constant 0.0 : f32
+  %t = tensor.empty() : tensor<2x20x6xf32>
+  %f = linalg.fill ins(%z : f32) outs(%t : tensor<2x20x6xf32>) -> tensor<2x20x6xf32>
+  %r = linalg.contract indexing_maps = [affine_map<(n, p, o, k) -> (n, p, k)>, affine_map<(n, p, o, k) -> (o, k)>, affine_map<(n, p, o, k) -> (n, o, p)>] ins(%rows, %w : tensor<2x6x12xf32>, tensor<20x12xf32>) outs(%f : tensor<2x20x6xf32>) -> tensor<2x20x6xf32>
+  return %r : tensor<2x20x6xf32>
+}
