@@ -15,7 +15,7 @@ from topo_opt.runtime import strict_json
 from topo_opt.runtime.dtypes import BY_TORCH
 from topo_opt.runtime.strict_json import Json
 
-SCHEMA = 4
+SCHEMA = 5
 ALIGNMENT = 256
 """Bytes: every arena offset is a multiple, so that wide loads and tensor descriptors always work."""
 MAX_ELEMENTS = 1 << 46
