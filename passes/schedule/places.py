@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 
 from topo_opt.passes.schedule.outline import closure
 from topo_opt.passes.schedule.roles import Roles
-from topo_opt.structured.access import VIEWS, domain_indices, forward_indices, is_movement, view_sources
+from topo_opt.structured.access import (
+    VIEWS,
+    domain_indices,
+    forward_indices,
+    is_movement,
+    shows_windows,
+    view_sources,
+)
 from topo_opt.structured.graph import Graph, Node
 from topo_opt.structured.index import Expr
 
@@ -49,6 +56,8 @@ def _sources(graph: Graph, kept: set[int], place: Place) -> list[Place]:
 
 def _operands(graph: Graph, node: Node, place: Place) -> list[Place]:
     position = graph.values[place.value].position
+    if is_movement(node) and shows_windows(node):
+        return []  # windows may show some elements twice and others not at all
     if node.name in VIEWS or is_movement(node):
         sources = view_sources(graph, node, place.indices, position)
         plain = len(sources) == 1 and not sources[0].conditions
