@@ -203,6 +203,7 @@ def test_pairs_in_a_pack(same):
         ({"beside": "in7"}, "a pointer of bf16"),
         ({"beside": "d"}, "a pointer of bf16"),
         ({"shape": [3, 16, 16]}, "a dimension for them"),
+        ({"block": [4, 16, 16]}, "a dimension for them"),
         ({"shape": [2, 17, 16]}, "ends after buffer 0"),
     ],
 )

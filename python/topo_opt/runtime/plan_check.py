@@ -119,7 +119,9 @@ def _check_kernel(where: str, k: Kernel) -> None:
             if d.beside is not None:
                 pointers = {o.name: o.dtype for o in k.params if o.descriptor is None}
                 _require(
-                    pointers.get(d.beside) == p.dtype and len(d.shape) > 1 and d.shape[0] == IN_ORDER,
+                    pointers.get(d.beside) == p.dtype
+                    and len(d.shape) > 1
+                    and d.shape[0] == d.block[0] == IN_ORDER,
                     f"{where}.{p.name}: a descriptor of two tensors needs a pointer of {p.dtype} as the other one and a dimension for them",
                 )
     if k.resources:

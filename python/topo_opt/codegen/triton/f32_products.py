@@ -1,16 +1,18 @@
 """Products of f32 factors on tensor cores, which multiply bf16: every factor is the sum of three pieces of 8 bits each.
 
 A piece is the upper half of what the pieces before it leave over. Cutting there instead of rounding takes a logical operation and a
-subtraction, and three pieces hold all 24 bits. Of the nine products of pieces the six largest are added up, the smallest first; what
-is left out is 2^-21 of a product at most and 1.5e-8 of it on average. Tensor cores cut off what sums have no room for, so that a long
-chain of additions drifts (5.6e-6 of the largest sum at a depth of 4096, where cuBLAS in f32 is off by 2.6e-6 and one addition for each block of 32
-by 4.7e-7): sums of blocks are added on general cores.
+subtraction, and three pieces hold all 24 bits of a factor of 2^-110 or more; for the last bits of smaller ones bf16, which ends at
+2^-133, has no place. Of the nine products of pieces the six largest are added up, the smallest first; what is left out is 2^-21 of a
+product at most and 1.5e-8 of it on average.
 
-Triton's own way (`input_precision="bf16x6"`) adds like that as well. It rounds pieces with a core's slow conversions, 16 in a cycle: 4096 x
-4096 x 4096 takes 2.13 ms on an H200 (triton 3.6), as long as all of the products alone take with pieces of the right factor in memory, 1.29 ms, and more.
+Tensor cores cut off what sums have no room for, so that a long chain of additions drifts: by 5.6e-6 of the largest sum at a depth of
+4096, where cuBLAS in f32 is off by 2.6e-6. Sums of blocks of 32, added on general cores, are off by 4.7e-7. Triton's own way
+(`input_precision="bf16x6"`) adds like that as well, but rounds pieces with conversions of which a core does 16 in a cycle: 4096 x 4096
+x 4096 takes it 2.13 ms on an H200 (triton 3.6), and this 1.72.
 
 An infinite factor leaves NaN over, and has NaN as product with a piece that is zero. Its product with the other's first piece is what
-the sum becomes anyway, so that sums of smaller products that are NaN count as a finite number.
+the sum becomes anyway, so that sums of smaller products that are NaN count as a finite number. A NaN whose marks are all in the lower
+half of its bits, which no arithmetic makes, counts as infinite.
 """
 
 from __future__ import annotations
