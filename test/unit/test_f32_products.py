@@ -50,6 +50,15 @@ def test_whole_numbers_of_24_bits_are_exact():
     assert torch.equal(product(a, torch.eye(32)), a)
 
 
+def test_single_products_are_off_by_little():
+    """One term a result, as of a diagonal matrix: what is left out shows beside half a unit in the last place."""
+    generator = torch.Generator().manual_seed(0)
+    a = torch.diag(torch.randn(64, generator=generator))
+    b = torch.randn(32, 64, generator=generator)
+    exact = a.double() @ b.double().T
+    assert ((product(a, b) - exact).abs() <= 2.0**-22 * exact.abs()).all()
+
+
 def test_infinities_and_nan_are_what_they_are_in_eager_mode():
     torch.manual_seed(0)
     a, b = torch.randn(64, 48), torch.randn(32, 48)
