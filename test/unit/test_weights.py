@@ -7,6 +7,7 @@ import pytest
 import torch
 from test_load import raw
 
+from topo_opt import driver
 from topo_opt.errors import InputError, TopoError, UntrustedError
 from topo_opt.frontend.archive_scan import scan
 from topo_opt.frontend.weights import pack, program_tensors, reference
@@ -281,3 +282,24 @@ def test_functions_that_disagree(tmp_path):
         reference({"a": same["a"], "d": archive("d", 2, [2.0])}, tmp_path / "bundle")
     with pytest.raises(TopoError, match="the constant k of 'b' has another value"):
         program_tensors({"a": program(2, [1.0]), "b": program(2, [2.0])})
+
+
+def _seeded(seed: int) -> torch.export.ExportedProgram:
+    torch.manual_seed(seed)
+    module = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4)).eval()
+    return torch.export.export(module, (torch.zeros(2, 16),))
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_functions_with_other_weights_under_the_same_names_are_refused(saved: bool, tmp_path) -> None:
+    programs = {"a": _seeded(1), "b": _seeded(2), "c": _seeded(1)}
+    sources: dict[str, object] = dict(programs)
+    if saved:
+        for name, program in programs.items():
+            sources[name] = tmp_path / f"{name}.pt2"
+            torch.export.save(program, sources[name])
+    options = driver.Options(topology="cpu", tune="off")
+    with pytest.raises(InputError, match=r"0\.weight .*(another in a\.pt2|another value elsewhere)"):
+        driver.compile({n: sources[n] for n in "ab"}, options, tmp_path / "two")
+    assert not (tmp_path / "two").exists()
+    driver.compile({n: sources[n] for n in "ac"}, options, tmp_path / "same")

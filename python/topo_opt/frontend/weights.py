@@ -44,6 +44,11 @@ _SAFETENSORS = {
 }
 
 
+_FROM_ONE_MODEL = "functions of one bundle share their weights by name: export them from one model"
+_COMPARED_BYTES = 1 << 22
+"""Of two files at a time."""
+
+
 @dataclass(frozen=True)
 class WeightSource:
     """How a bundle gets its weights: the content of `weights.json`, and who writes `weights.safetensors` (None: nobody)."""
@@ -59,14 +64,14 @@ class WeightSource:
 
 
 def reference(archives: Mapping[str, ArchiveInfo], bundle: Path) -> WeightSource:
-    """Leaves the weights in the archives.
+    """Leaves the weights in the archives. Those that several archives hold are compared.
 
     Args:
         archives: function name -> scan of its archive; functions may share one, and share weights by name.
         bundle: the folder the bundle will have, which paths are relative to.
 
     Raises:
-        InputError: two archives disagree about the shape or dtype of a weight, or the value of a constant.
+        InputError: two archives disagree about the shape, the dtype or the value of a weight.
     """
     files: list[WeightFile] = []
     numbers: dict[Path, int] = {}
@@ -101,19 +106,34 @@ def _check_same(payload: Payload, path: Path, other: Payload, other_path: Path, 
         raise InputError(
             f"{payload.name} is {payload.dtype}{list(payload.shape)} in {path.name} and "
             f"{other.dtype}{list(other.shape)} in {other_path.name}",
-            hint="functions of one bundle share their weights by name: export them from one model",
+            hint=_FROM_ONE_MODEL,
         )
-    if constant and _bytes(path, payload) != _bytes(other_path, other):
+    if not _has_same_bytes(path, payload, other_path, other):
+        what = f"the constant {payload.name}" if constant else payload.name
         raise InputError(
-            f"the constant {payload.name} has one value in {path.name} and another in {other_path.name}",
-            hint="register it as a buffer with a name of its own",
+            f"{what} has one value in {path.name} and another in {other_path.name}",
+            hint="register it as a buffer with a name of its own" if constant else _FROM_ONE_MODEL,
         )
 
 
-def _bytes(path: Path, payload: Payload) -> bytes:
-    with path.open("rb") as file:
-        file.seek(payload.offset)
-        return file.read(payload.nbytes)
+def _has_same_bytes(path: Path, payload: Payload, other_path: Path, other: Payload) -> bool:
+    """Whether two weights lie in their files alike and hold the same."""
+    if (payload.strides, payload.storage_offset, payload.nbytes) != (
+        other.strides,
+        other.storage_offset,
+        other.nbytes,
+    ):
+        return False
+    with path.open("rb") as first, other_path.open("rb") as second:
+        first.seek(payload.offset)
+        second.seek(other.offset)
+        left = payload.nbytes
+        while left > 0:
+            size = min(left, _COMPARED_BYTES)
+            if first.read(size) != second.read(size):
+                return False
+            left -= size
+    return True
 
 
 def program_tensors(programs: Mapping[str, ExportedProgram]) -> dict[str, torch.Tensor]:
@@ -132,13 +152,13 @@ def program_tensors(programs: Mapping[str, ExportedProgram]) -> dict[str, torch.
                 raise InputError(
                     f"{name} of '{function}' is {value.dtype} {list(value.shape)}, elsewhere {known.dtype} "
                     f"{list(known.shape)}",
-                    hint="functions of one bundle share their weights by name: export them from one model",
+                    hint=_FROM_ONE_MODEL,
                 )
             is_constant = name not in program.state_dict
-            if is_constant and known is not value and _has_data(value) and not _equal(known, value):
+            if _has_data(value) and _has_data(known) and not _equal(known, value):
                 raise InputError(
-                    f"the constant {name} of '{function}' has another value elsewhere",
-                    hint="register it as a buffer with a name of its own",
+                    f"{'the constant ' if is_constant else ''}{name} of '{function}' has another value elsewhere",
+                    hint="register it as a buffer with a name of its own" if is_constant else _FROM_ONE_MODEL,
                 )
     return found
 
@@ -223,5 +243,11 @@ def _has_data(value: torch.Tensor) -> bool:
 
 
 def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
+    if (
+        left.data_ptr() == right.data_ptr()
+        and left.stride() == right.stride()
+        and left.device == right.device
+    ):
+        return True
     a, b = (value.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for value in (left, right))
     return torch.equal(a, b)
