@@ -44,7 +44,7 @@ def _store(out, acc, m, n, size, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 def _pieces(x):
     bits = x.to(tl.int32, bitcast=True)
     rest = x - (bits & -65536).to(tl.float32, bitcast=True)
-    rest_bits = rest.to(tl.int32, bitcast=True)
+    rest_bits = rest.to(tl.int32, bitcast=True) + 32768
     last_bits = (rest - (rest_bits & -65536).to(tl.float32, bitcast=True)).to(tl.int32, bitcast=True)
     first = (bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     second = (rest_bits >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)

@@ -160,7 +160,7 @@ def resolve(roles: Roles, read: Read) -> Iterator[Read]:
     elif roles.of(node) is Role.VIEW:
         position = roles.graph.values[read.value].position
         for source in view_sources(roles.graph, node, read.indices, position):
-            plain = not is_partial(roles.graph, node)
+            plain = _shows_each_once(roles.graph, node)
             inner = replace(
                 read,
                 value=source.value,
@@ -173,11 +173,11 @@ def resolve(roles: Roles, read: Read) -> Iterator[Read]:
             yield from resolve(roles, _anywhere(roles.graph, operand))
 
 
-def is_partial(graph: Graph, node: Node) -> bool:
-    """Whether a view may leave elements of its source out, or show them more than once."""
-    if node.name == "tensor.extract_slice" or (node.name == "linalg.generic" and shows_windows(node)):
-        return True
-    return graph.values[node.results[0]].numel != graph.values[node.operands[0]].numel
+def _shows_each_once(graph: Graph, node: Node) -> bool:
+    """Whether a view is known to show every element of its source once."""
+    if node.name == "tensor.extract_slice" or shows_windows(node):
+        return False
+    return graph.values[node.results[0]].numel == graph.values[node.operands[0]].numel
 
 
 def build(roles: Roles) -> FusionGraph:

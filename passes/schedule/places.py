@@ -56,8 +56,8 @@ def _sources(graph: Graph, kept: set[int], place: Place) -> list[Place]:
 
 def _operands(graph: Graph, node: Node, place: Place) -> list[Place]:
     position = graph.values[place.value].position
-    if is_movement(node) and shows_windows(node):
-        return []  # windows may show some elements twice and others not at all
+    if shows_windows(node):
+        return []
     if node.name in VIEWS or is_movement(node):
         sources = view_sources(graph, node, place.indices, position)
         plain = len(sources) == 1 and not sources[0].conditions

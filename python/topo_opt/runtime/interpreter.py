@@ -12,7 +12,6 @@ What Triton's interpreter lacks, and is added here:
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import inspect
 import threading
@@ -200,10 +199,6 @@ def _patch_builder() -> None:
     if getattr(ti.InterpreterBuilder, "_topo_opt", False):
         return
     ti.InterpreterBuilder._topo_opt = True  # type: ignore[attr-defined]
-    # numpy multiplies f32 exactly enough to stand for every way in which a GPU splits such products.
-    allowed = ("tf32", "tf32x3", "ieee", "bf16x3", "bf16x6")
-    options = dataclasses.replace(ti.interpreter_builder.options, allowed_dot_input_precisions=allowed)
-    ti.interpreter_builder.options = options
     patch_narrow_floats(ti)
     _patch_memory(ti)
     patch_reductions(ti)

@@ -182,7 +182,10 @@ def is_movement(node: Node) -> bool:
 
 
 def shows_windows(node: Node) -> bool:
-    """Whether a loop nest that moves a tensor reads elements at sums of its loops, as windows that overlap have them."""
+    """Whether a loop nest moves a tensor and reads it at sums of its loops, as windows do: they may show some elements twice and others not
+    at all."""
+    if not is_movement(node):
+        return False
     return not node.maps[0].is_projected_permutation and node.maps[0].mirrored() is None
 
 

@@ -4,7 +4,7 @@ A step of k costs a tile six products of bf16, and work on general cores that gr
 Products and that work take turns within a program; a second program on the core fills the gaps. Sizes are those that
 compile for Hopper without spills: the sums of a block need as many registers as the accumulators. Blocks of 16 along k are for
 short sums, of which longer blocks would leave much empty.
-The constants follow from 190 timings of eight products of 256 to 8192 rows on an H200 (2026-12-01), those of fast tiles counted most: of the
+The constants follow from 146 timings of eight products of 256 to 8192 rows on an H200 (2026-12-01), those of fast tiles counted most: of the
 best tiles of each they are off by 10 % at most, and what they choose is slower than the best by 2 % at most.
 """
 
