@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
+import triton
 from torch_mlir import ir
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
+from triton.compiler import ASTSource, CompiledKernel
 
 from topo_opt import reference
 from topo_opt.codegen.kernel_source import KernelSource
@@ -109,3 +115,21 @@ def _pairs(function: ir.Operation) -> list[list[int]]:
     if "topo.inout" not in function.attributes:
         return []
     return [list(ir.DenseI64ArrayAttr(a)) for a in ir.ArrayAttr(function.attributes["topo.inout"])]
+
+
+def assembled(source: KernelSource, folder: Path) -> tuple[CompiledKernel, str]:
+    """A kernel compiled for Hopper, and what ptxas says about it; `folder` is for its files."""
+    function = load_function(source.source, f"{source.name}.py", source.name)
+    signature = dict.fromkeys(source.constexprs, "constexpr")
+    for p in source.params:
+        block = p.descriptor and ",".join(map(str, p.descriptor["block"]))
+        signature[p.name] = f"tensordesc<{p.dtype}[{block}]>" if block else f"*{p.dtype}"
+    aligned = {(i,): [["tt.divisibility", 16]] for i, p in enumerate(source.params) if not p.descriptor}
+    made = ASTSource(function, signature, dict(source.constexprs), aligned)
+    options = {"num_warps": source.num_warps, "num_stages": source.num_stages}
+    compiled = triton.compile(made, target=GPUTarget("cuda", 90, 32), options=options)
+    (folder / "k.ptx").write_text(compiled.asm["ptx"])
+    command = [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", folder / "k.ptx", "-o", folder / "k.cubin"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return compiled, done.stderr

@@ -2,17 +2,12 @@
 
 import itertools
 import re
-import subprocess
 from dataclasses import replace
 
 import pytest
 import torch
-import triton
-from kernel_check import kernel_functions, launch
+from kernel_check import assembled, kernel_functions, launch
 from torch_mlir import ir
-from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
-from triton.compiler import ASTSource
 
 from topo_opt import dialects
 from topo_opt.codegen import resources
@@ -24,7 +19,6 @@ from topo_opt.passes.schedule.launch_order import launch_order
 from topo_opt.passes.schedule.pack_cost import Candidate, makespan
 from topo_opt.passes.schedule.pack_siblings import choose_packs
 from topo_opt.runtime import kernel_scan
-from topo_opt.runtime.kernel_module import load_function
 
 GRID_SOURCE = '''"""out[z, y, x] = in[z, y, x] + a number of its own, counted in a scratch that stays zero"""
 
@@ -146,28 +140,10 @@ def test_products_of_warp_groups_stay_asynchronous_in_a_pack(tmp_path):
         module = ir.Module.parse(text)
         made = lower_kernel(next(f for f in kernel_functions(module) if pack.is_pack(f)))
     kernel_scan.check(made.source.encode(), "p.py")
-    compiled, remarks = ptxas(made, tmp_path)
+    compiled, remarks = assembled(made, tmp_path)
     assert "wgmma" in compiled.asm["ptx"] and "Potential Performance Loss" not in remarks, remarks
     stage = (128 + 128) * 64 * 2
     assert compiled.metadata.shared < 4 * stage
-
-
-def ptxas(source: KernelSource, folder):
-    """A kernel compiled for Hopper, and what the assembler says about it."""
-    function = load_function(source.source, f"{source.name}.py", source.name)
-    signature = dict.fromkeys(source.constexprs, "constexpr")
-    for p in source.params:
-        block = p.descriptor and ",".join(map(str, p.descriptor["block"]))
-        signature[p.name] = f"tensordesc<{p.dtype}[{block}]>" if block else f"*{p.dtype}"
-    aligned = {(i,): [["tt.divisibility", 16]] for i, p in enumerate(source.params) if not p.descriptor}
-    made = ASTSource(function, signature, dict(source.constexprs), aligned)
-    options = {"num_warps": source.num_warps, "num_stages": source.num_stages}
-    compiled = triton.compile(made, target=GPUTarget("cuda", 90, 32), options=options)
-    (folder / "k.ptx").write_text(compiled.asm["ptx"])
-    command = [get_ptxas(90).path, "-v", "--gpu-name=sm_90a", folder / "k.ptx", "-o", folder / "k.cubin"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return compiled, done.stderr
 
 
 REFUSED = {
